@@ -14,7 +14,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 
-from airflow_provider_pgrepl.replication.app.metrics.collector import serve_replication
+from airflow_provider_pgrepl.replication.app.metrics.replication import serve_replication
 from airflow_provider_pgrepl.replication.app.progress_writer import ProgressWriter
 from airflow_provider_pgrepl.replication.app.sample_writer import SampleWriter
 from airflow_provider_pgrepl.replication.app.status.summary import SourceReading

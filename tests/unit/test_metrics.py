@@ -20,10 +20,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from airflow_provider_pgrepl.cli.apps import DASHBOARDS, GRAFANA, RULES, copy_dashboards
 from airflow_provider_pgrepl.cli.commands import COMMANDS
 from airflow_provider_pgrepl.errors import ConfigError, LakeUnavailableError, PgReplError, ToolError
-from airflow_provider_pgrepl.replication.app.metrics.collector import MAX_TABLES, ReplicationCollector
-from airflow_provider_pgrepl.replication.app.metrics.error_counts import OTHER, ErrorCounts
-from airflow_provider_pgrepl.replication.app.metrics.observer import Observed
 from airflow_provider_pgrepl.replication.app.metrics.publisher import PublisherCollector
+from airflow_provider_pgrepl.replication.app.metrics.replication import (
+    MAX_TABLES,
+    OTHER,
+    ErrorCounts,
+    Observed,
+    ReplicationCollector,
+)
 from airflow_provider_pgrepl.replication.app.status.lag import LagMeter
 from airflow_provider_pgrepl.replication.events.publish.progress import PublisherProgress
 from airflow_provider_pgrepl.replication.lake.apply.work_item import ApplierProgress

@@ -12,13 +12,15 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from airflow_provider_pgrepl.replication.app.metrics.collector import ReplicationCollector
-from airflow_provider_pgrepl.replication.app.metrics.error_counts import ErrorCounts
-from airflow_provider_pgrepl.replication.app.metrics.observer import Observed
 from airflow_provider_pgrepl.replication.app.metrics.otlp import (
     EXPORT_VARIABLE,
     export_metrics,
     exports_metrics,
+)
+from airflow_provider_pgrepl.replication.app.metrics.replication import (
+    ErrorCounts,
+    Observed,
+    ReplicationCollector,
 )
 from airflow_provider_pgrepl.replication.app.status.lag import LagMeter
 from airflow_provider_pgrepl.replication.lake.apply.work_item import ApplierProgress

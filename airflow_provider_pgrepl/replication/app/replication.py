@@ -79,7 +79,7 @@ class Replication:
 
     def _serve_metrics(self, address: Address | None) -> AbstractContextManager[None]:
         # Import this here: it imports prometheus-client, which need not be installed.
-        from airflow_provider_pgrepl.replication.app.metrics.collector import serve_replication
+        from airflow_provider_pgrepl.replication.app.metrics.replication import serve_replication
 
         return serve_replication(
             address,

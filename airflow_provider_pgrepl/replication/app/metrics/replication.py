@@ -1,11 +1,18 @@
-"""The metrics of one replication, computed at each scrape from the memory of its process; their endpoints."""
+"""The metrics of one replication, and their endpoints.
+
+A scrape reads only what the process holds in memory. A thread reads, every few seconds, the figures that a
+running replication does not hold itself. A log handler counts errors.
+"""
 
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -15,18 +22,30 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from airflow_provider_pgrepl.replication.app.metrics.error_counts import ErrorCounts
-from airflow_provider_pgrepl.replication.app.metrics.observer import Observed, Observer
+from airflow_provider_pgrepl.errors import PgReplError
 from airflow_provider_pgrepl.replication.app.metrics.otlp import export_metrics, exports_metrics
 from airflow_provider_pgrepl.replication.app.status.lag import LagMeter
 from airflow_provider_pgrepl.replication.lake.apply.work_item import ApplierProgress
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.receiver.changelog_feed import ReceiverProgress
+from airflow_provider_pgrepl.replication.runtime.host import BlockThread
 from airflow_provider_pgrepl.replication.runtime.metrics_endpoint import Address, build_info, serve_metrics
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.source.connection import Connection, connect
+from airflow_provider_pgrepl.replication.source.server import wal_lsn
+from airflow_provider_pgrepl.replication.source.slot import read_slot, read_wal_limit
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.progress import TableMerges
 from airflow_provider_pgrepl.replication.state.tables import TableCondition, TableState
+from airflow_provider_pgrepl.trace import log_unexpected
 
+log = logging.getLogger(__name__)
+
+INTERVAL_S = 10.0
+
+OTHER = "other"
+"""The class under which errors count whose class this version does not know."""
 MAX_TABLES = 2_000
 """The maximum number of tables that have series of their own. Errored tables come first, then by name."""
 _GAUGES = {
@@ -87,6 +106,159 @@ def serve_replication(
                 yield
         finally:
             ours.removeHandler(errors)
+
+
+class ErrorCounts(logging.Handler):
+    """A log handler that counts this package's errors in log lines. Other errors are counted by `add`.
+
+    All classes begin at 0: Prometheus computes no increase for a series that begins at 1.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._labels = _labels(PgReplError, OTHER)
+        self._counts = dict.fromkeys([*self._labels.values(), OTHER], 0)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Count the errors among the arguments of a log line."""
+        found = record.args if isinstance(record.args, tuple) else ()
+        for error in found:
+            if isinstance(error, PgReplError):
+                self.add(type(error).__name__)
+
+    def add(self, name: str) -> None:
+        """Count an error of the class `name`."""
+        self.acquire()
+        try:
+            self._counts[self._labels.get(name, OTHER)] += 1
+        finally:
+            self.release()
+
+    def read(self) -> dict[str, int]:
+        """Return the counts by the name of the class."""
+        return self._counts.copy()
+
+
+def _labels(kind: type[PgReplError], base: str) -> dict[str, str]:
+    """Return the labels of the class and of those derived from it, by name. A private one has its base's."""
+    label = base if kind.__name__.startswith("_") else kind.__name__
+    found = {kind.__name__: label}
+    for one in kind.__subclasses__():
+        found |= _labels(one, label)
+    return found
+
+
+@dataclass(frozen=True)
+class Observed:
+    """The last figures of source and state database. None and empty: never read.
+
+    `is_source_up`, `is_state_up`: the last reading succeeded. `end`: of the source's WAL. `limit_bytes`: the
+    WAL that the server retains for a slot at most, infinity without a limit.
+    """
+
+    is_source_up: bool = False
+    is_state_up: bool = False
+    end: LSN | None = None
+    is_slot_active: bool | None = None
+    is_slot_lost: bool | None = None
+    retained_bytes: int | None = None
+    limit_bytes: float | None = None
+    tables: Mapping[TableName, TableCondition] = field(default_factory=dict)
+
+
+class Observer(BlockThread):
+    """A context manager whose thread reads the figures every 10 s, with connections that it keeps.
+
+    An error stops nothing: the earlier figures stay, marked as not up. Reads do not depend on scrapes.
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        state_dsn: str,
+        pipeline: Pipeline,
+        lag: LagMeter,
+        errors: ErrorCounts,
+        request_keepalive: Callable[[], None],
+        interval_s: float = INTERVAL_S,
+    ) -> None:
+        super().__init__("pgrepl-metrics")
+        self._dsn, self._state_dsn, self._pipeline = dsn, state_dsn, pipeline
+        self._lag, self._errors = lag, errors
+        self._request_keepalive = request_keepalive
+        self._interval_s = interval_s
+        self._source: Connection | None = None
+        self._state_db: StateDatabase | None = None
+        self._errored: Mapping[TableName, datetime] | None = None
+        self.observed = Observed()
+
+    def _run(self) -> None:
+        pause_s = 0.0
+        while not self._stopping.wait(pause_s):
+            pause_s = self._interval_s
+            self._try(self._read_source, self._drop_source)
+            self._try(self._read_state, self._drop_state_db)
+        self._drop_source()
+        self._drop_state_db()
+
+    def _try(self, read: Callable[[], None], drop: Callable[[], None]) -> None:
+        try:
+            read()
+        except Exception as error:  # noqa: BLE001 - figures that cannot be read must not end replication
+            log_unexpected(log, "reading figures for metrics", error, logging.WARNING)
+            if isinstance(error, PgReplError):
+                log.debug("figures for metrics cannot be read: %s", error.message)
+            drop()
+
+    def _read_source(self) -> None:
+        if self._source is None:
+            self._source = connect(self._dsn, f"metrics {self._pipeline.name}")
+        at, end = time.monotonic(), wal_lsn(self._source)
+        slot = read_slot(self._source, self._pipeline.slot)
+        limit = read_wal_limit(self._source)
+        self._lag.add_end(at, end)
+        # Without WAL for its tables, the receiver learns from a keepalive only that it is not behind.
+        self._request_keepalive()
+        self.observed = replace(
+            self.observed,
+            is_source_up=True,
+            end=end,
+            is_slot_active=slot is not None and slot.active,
+            is_slot_lost=slot is None or slot.invalidation is not None,
+            retained_bytes=None if slot is None else slot.held_bytes(end),
+            limit_bytes=float("inf") if limit is None else limit,
+        )
+
+    def _read_state(self) -> None:
+        if self._state_db is None:
+            self._state_db = StateDatabase(self._state_dsn, f"metrics {self._pipeline.name}")
+        read = self._state_db.read_conditions(self._pipeline.name)
+        tables = {table: one for table, one in read.items() if one.state is not TableState.REMOVED}
+        self._count_errored(tables)
+        self.observed = replace(self.observed, is_state_up=True, tables=tables)
+
+    def _count_errored(self, tables: Mapping[TableName, TableCondition]) -> None:
+        """Count each table that has become errored since the last reading, by the class of its error."""
+        errored = {table: one for table, one in tables.items() if one.state is TableState.ERRORED}
+        if self._errored is not None:
+            for table, one in errored.items():
+                if self._errored.get(table) != one.since:
+                    self._errors.add(one.error)
+        self._errored = {table: one.since for table, one in errored.items()}
+
+    def _drop_source(self) -> None:
+        self.observed = replace(self.observed, is_source_up=False)
+        source, self._source = self._source, None
+        if source is not None:
+            with suppress(Exception):
+                source.close()
+
+    def _drop_state_db(self) -> None:
+        self.observed = replace(self.observed, is_state_up=False)
+        state_db, self._state_db = self._state_db, None
+        if state_db is not None:
+            with suppress(Exception):
+                state_db.close()
 
 
 class ReplicationCollector(Collector):
