@@ -35,8 +35,8 @@ from airflow_provider_pgrepl.replication.lake.merge.changes import (
     replaced,
 )
 from airflow_provider_pgrepl.replication.lake.time_travel.moment import find_moment
+from airflow_provider_pgrepl.replication.lake.time_travel.overlay import RowsByKey
 from airflow_provider_pgrepl.replication.lake.time_travel.plan import Planner
-from airflow_provider_pgrepl.replication.lake.time_travel.rows_by_key import RowsByKey
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.relation import Column, Relation
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
