@@ -14,8 +14,12 @@ from airflow_provider_pgrepl.replication.lake.apply.merge_policy import (
     MergePolicy,
     MergeStatistics,
 )
-from airflow_provider_pgrepl.replication.lake.apply.merge_slots import MergeSlots
-from airflow_provider_pgrepl.replication.lake.apply.merge_task import MergeJob, make_shares, run_share
+from airflow_provider_pgrepl.replication.lake.apply.merge_task import (
+    MergeJob,
+    MergeSlots,
+    make_shares,
+    run_share,
+)
 from airflow_provider_pgrepl.replication.lake.apply.table_merge import TableResult
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline

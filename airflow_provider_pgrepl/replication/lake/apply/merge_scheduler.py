@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from airflow_provider_pgrepl.replication.changelog import reader
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.lake.apply.merge_policy import MergePolicy
-from airflow_provider_pgrepl.replication.lake.apply.merge_slots import MergeSlots
 from airflow_provider_pgrepl.replication.lake.apply.merge_task import (
     MergeJob,
+    MergeSlots,
     MergeTaskPool,
     Share,
     jobs_at_once,
