@@ -1,4 +1,4 @@
-"""lake/apply/changelog_batches.py: batches of whole commits, as work items; and commits that are gone."""
+"""lake/apply/applier.py: batches of whole commits, as work items; and commits that are gone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog
 from airflow_provider_pgrepl.replication.changelog.writer import _commit_marker, mark
-from airflow_provider_pgrepl.replication.lake.apply.changelog_batches import ChangelogBatches
+from airflow_provider_pgrepl.replication.lake.apply.applier import ChangelogBatches
 from airflow_provider_pgrepl.replication.lake.apply.work_item import MARK, WorkItem
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from tests.support import wire_bytes as wire

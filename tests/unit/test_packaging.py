@@ -19,7 +19,6 @@ DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md")
 # Spark runs these, or they import pyspark.
 CALLED_BY_SPARK = (
     "lake.apply.applier",
-    "lake.apply.changelog_batches",
     "lake.apply.merge_task",
     "lake.apply.table_schedule",
     "lake.apply.merge_scheduler",
