@@ -270,7 +270,7 @@ def _teardown(pipeline: Pipeline, arguments: Arguments) -> int:
 
 def _accept_source(pipeline: Pipeline, arguments: Arguments) -> int:
     from airflow_provider_pgrepl.replication.app.access import Access
-    from airflow_provider_pgrepl.replication.app.operations.acceptance import accept_source
+    from airflow_provider_pgrepl.replication.app.operations.losses import accept_source
 
     accepted = accept_source(Access.from_environment(pipeline), arguments.name)
     return _say(f"{arguments.name}: accepted" if accepted else "nothing to accept: the source has the token")
@@ -278,7 +278,7 @@ def _accept_source(pipeline: Pipeline, arguments: Arguments) -> int:
 
 def _accept_missing(pipeline: Pipeline, arguments: Arguments) -> int:
     from airflow_provider_pgrepl.replication.app.access import Access
-    from airflow_provider_pgrepl.replication.app.operations.acceptance import accept_missing
+    from airflow_provider_pgrepl.replication.app.operations.losses import accept_missing
 
     access = Access.from_environment(pipeline)
     lost = accept_missing(access, dry_run=not arguments.yes)
@@ -307,7 +307,7 @@ def _maintain(pipeline: Pipeline, arguments: Arguments) -> int:
 
 def _skip(pipeline: Pipeline, arguments: Arguments) -> int:
     from airflow_provider_pgrepl.replication.app.access import Access
-    from airflow_provider_pgrepl.replication.app.operations.skip import skip_transaction
+    from airflow_provider_pgrepl.replication.app.operations.losses import skip_transaction
 
     access = Access.from_environment(pipeline)
     skipped = skip_transaction(access, arguments.lsn, arguments.unchanged_tables, dry_run=not arguments.yes)

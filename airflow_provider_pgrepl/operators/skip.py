@@ -57,7 +57,7 @@ class PgSkipTransactionOperator(BaseOperator):
 
     def execute(self, context: Any) -> dict[str, Any]:
         # Import this here: it imports deltalake, which parsing a DAG does not need.
-        from airflow_provider_pgrepl.replication.app.operations.skip import skip_transaction
+        from airflow_provider_pgrepl.replication.app.operations.losses import skip_transaction
 
         with translated():
             if not self.lsn:

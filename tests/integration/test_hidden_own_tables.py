@@ -10,7 +10,7 @@ import pytest
 
 from airflow_provider_pgrepl.errors import ConfigError, LakeError
 from airflow_provider_pgrepl.replication.app import replicate, snapshot
-from airflow_provider_pgrepl.replication.app.operations.acceptance import accept_missing
+from airflow_provider_pgrepl.replication.app.operations.losses import accept_missing
 from airflow_provider_pgrepl.replication.app.operations.tables import retry_tables
 from airflow_provider_pgrepl.replication.app.operations.teardown import teardown
 from airflow_provider_pgrepl.replication.app.snapshot import begin_new_epoch, resync, take_tables

@@ -22,8 +22,8 @@ from airflow_provider_pgrepl.errors import (
     LakeUnavailableError,
     SlotError,
 )
-from airflow_provider_pgrepl.replication.app.operations import skip
-from airflow_provider_pgrepl.replication.app.operations.skip import skip_transaction
+from airflow_provider_pgrepl.replication.app.operations import losses
+from airflow_provider_pgrepl.replication.app.operations.losses import skip_transaction
 from airflow_provider_pgrepl.replication.app.operations.tables import pause_tables, retry_tables
 from airflow_provider_pgrepl.replication.changelog.maintenance import drop_expired
 from airflow_provider_pgrepl.replication.changelog.messages import SkippedMessagesWarning, read_messages
@@ -189,7 +189,7 @@ def test_one_that_died_between_changelog_and_slot_is_finished(
     execute(kept.dsn, "insert into u values (3, 'after')")
     lsn = kept.unsendable()
     with monkeypatch.context() as patched:
-        patched.setattr(skip, "pass_gaps", die)
+        patched.setattr(losses, "pass_gaps", die)
         with pytest.raises(DiedError):
             skip_transaction(kept.access, lsn, [U])
     assert kept.durable_lsn == lsn + 1
@@ -216,7 +216,7 @@ def test_the_slot_is_not_moved_past_a_gap_that_the_disk_does_not_take(
     poison(kept)
     lsn = kept.unsendable()
     with monkeypatch.context() as patched:
-        patched.setattr(skip, "pass_gaps", lambda *_: None)
+        patched.setattr(losses, "pass_gaps", lambda *_: None)
         skip_transaction(kept.access, lsn, [U])
         patched.setattr(durable, "flush_newest", refuse)
         with kept.source() as source, pytest.raises(LakeUnavailableError):
@@ -231,7 +231,7 @@ def test_a_slot_that_was_made_anew_is_not_moved_to_a_gap(kept: Kept) -> None:
     poison(kept)
     lsn = kept.unsendable()
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(skip, "pass_gaps", lambda *_: None)
+        patched.setattr(losses, "pass_gaps", lambda *_: None)
         skip_transaction(kept.access, lsn, [U])
     slot = kept.pipeline.slot
     execute(kept.dsn, f"select pg_drop_replication_slot('{slot}')")

@@ -22,7 +22,7 @@ from airflow_provider_pgrepl.errors import (
 )
 from airflow_provider_pgrepl.replication.app import ownership
 from airflow_provider_pgrepl.replication.app.access import Access
-from airflow_provider_pgrepl.replication.app.operations.acceptance import accept_source
+from airflow_provider_pgrepl.replication.app.operations.losses import accept_source
 from airflow_provider_pgrepl.replication.app.operations.removal import remove_tables
 from airflow_provider_pgrepl.replication.app.operations.teardown import _Teardown, teardown
 from airflow_provider_pgrepl.replication.app.snapshot import begin_new_epoch, take_tables

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from airflow_provider_pgrepl.replication.app.operations.skip import skip_transaction
+from airflow_provider_pgrepl.replication.app.operations.losses import skip_transaction
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.source.connection import connect, rows

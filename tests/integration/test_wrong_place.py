@@ -23,9 +23,9 @@ from airflow_provider_pgrepl.replication.app import replicate
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.drift_check.check import check_drift
 from airflow_provider_pgrepl.replication.app.evidence import check
+from airflow_provider_pgrepl.replication.app.operations.losses import skip_transaction
 from airflow_provider_pgrepl.replication.app.operations.maintain import maintain
 from airflow_provider_pgrepl.replication.app.operations.removal import remove_tables
-from airflow_provider_pgrepl.replication.app.operations.skip import skip_transaction
 from airflow_provider_pgrepl.replication.app.operations.tables import (
     pause_tables,
     resume_tables,

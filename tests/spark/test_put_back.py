@@ -15,7 +15,7 @@ import pytest
 from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.replication.app.access import Access
-from airflow_provider_pgrepl.replication.app.operations.acceptance import accept_missing
+from airflow_provider_pgrepl.replication.app.operations.losses import accept_missing
 from airflow_provider_pgrepl.replication.changelog.layout import system_folder
 from airflow_provider_pgrepl.replication.changelog.maintenance import drop_expired
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch

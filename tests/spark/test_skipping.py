@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from airflow_provider_pgrepl.replication.app.access import Access
-from airflow_provider_pgrepl.replication.app.operations.skip import skip_transaction
+from airflow_provider_pgrepl.replication.app.operations.losses import skip_transaction
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from demo.postgres import Server
 from tests.conftest import fresh_database

@@ -1,8 +1,9 @@
-"""The `pgrepl skip` command: advances the slot past a transaction that the server cannot send.
+"""Acceptance of a loss, on request: of a transaction that the server cannot send, of the source's token, of
+tables below `_pgrepl`.
 
-A gap is committed to the changelog before the slot is advanced. Every table that the transaction may have
-changed is marked errored at the gap, and must be resnapshotted. Reads as of a point in time across the gap
-raise an error.
+`pgrepl skip` advances the slot past the transaction. A gap is committed to the changelog before the slot is
+advanced. Every table that the transaction may have changed is marked errored at the gap, and must be
+resnapshotted. Reads as of a point in time across the gap raise an error.
 """
 
 from __future__ import annotations
@@ -13,23 +14,28 @@ from dataclasses import dataclass
 
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import ConfigError, PgReplError, SlotError, UnsendableError
-from airflow_provider_pgrepl.replication.app import evidence
 from airflow_provider_pgrepl.replication.app.access import Access
-from airflow_provider_pgrepl.replication.app.epoch import check_owner
+from airflow_provider_pgrepl.replication.app.epoch import check_owner, known_tables
+from airflow_provider_pgrepl.replication.app.evidence import check, gather
 from airflow_provider_pgrepl.replication.app.operations.selection import choose, recorded
+from airflow_provider_pgrepl.replication.app.ownership import check_acceptable, check_ours
 from airflow_provider_pgrepl.replication.app.recovery import index_recorded_tables, set_aside_torn_commits
+from airflow_provider_pgrepl.replication.changelog import own_tables
 from airflow_provider_pgrepl.replication.changelog.gaps import Gap, find_gap, gap_error
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_epoch
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
+from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter, Fence
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.receiver import continuity
 from airflow_provider_pgrepl.replication.receiver.receiver import Receiver, pass_gaps, record_gap
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.server import wal_lsn
 from airflow_provider_pgrepl.replication.source.slot import read_slot
 from airflow_provider_pgrepl.replication.source.wal_records import untouched_tables
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
+from airflow_provider_pgrepl.replication.state.source_tokens import write_token
 from airflow_provider_pgrepl.replication.state.tables import TableRecord
 
 log = logging.getLogger(__name__)
@@ -79,11 +85,11 @@ def skip_transaction(
     wanted, unchanged_tables = _parse(lsn), list(unchanged_tables)
     name = access.pipeline.name
     with access.state_db("skip") as state_db, access.source("skip") as source:
-        found = evidence.check(access.pipeline, state_db, access.dsn, lake_may_fail=True)
+        found = check(access.pipeline, state_db, access.dsn, lake_may_fail=True)
         state_db.lock(name, "snapshot")
         state_db.lock(name, "replicate")
         set_aside_torn_commits(found, access.dsn)
-        evidence.check(access.pipeline, state_db, access.dsn)
+        check(access.pipeline, state_db, access.dsn)
         records = recorded(state_db, name)
         named = (
             [record.table for record in choose(state_db, name, unchanged_tables)] if unchanged_tables else []
@@ -232,3 +238,55 @@ def _skipped(
 
 def _names(tables: Iterable[TableName]) -> str:
     return ", ".join(map(str, tables)) or "none"
+
+
+def accept_missing(access: Access, *, dry_run: bool) -> list[str]:
+    """Let the pipeline continue without missing tables below `_pgrepl`. Return a sentence for each loss.
+
+    The next write to a lost table creates it again. With `dry_run` nothing is changed. Raises BusyError while
+    an app of the pipeline runs, and LakeError if another table is in the place of a missing one. Raises the
+    errors of `check_ours` if source, lake and state are not the pipeline's.
+    """
+    pipeline = access.pipeline
+    with access.source("accept missing") as source, access.state_db("accept missing") as state_db:
+        check_ours(gather(pipeline, state_db, source))
+        state_db.lock(pipeline.name, "snapshot")
+        state_db.lock(pipeline.name, "replicate")
+        evidence = gather(pipeline, state_db, source)
+        check_ours(evidence)
+        missing = own_tables.find_lost(pipeline.lake_root, known_tables(state_db, pipeline, evidence.epoch))
+        lost = [one.reason for one in missing]
+        if missing and not dry_run:
+            own_tables.give_up(pipeline.lake_root, missing)
+            log.warning("continuing without lost tables: %s", "; ".join(lost))
+    return lost
+
+
+def accept_source(access: Access, name: str) -> bool:
+    """Accept the connected server as the source that the lake was written from, although it lacks the token.
+
+    Everything else must agree, as at the start of the replication app: identity, lake, state, timeline, WAL
+    position, slot and publication. Returns False, and changes nothing, if the source has the token. Raises
+    BusyError while an app of the pipeline runs, ConfigError for another name, and every other contradiction.
+
+    :param name: the name of that source, which the ConfigError for another name contains
+    """
+    pipeline = access.pipeline
+    with access.source("accept source") as source, access.state_db("accept source") as state_db:
+        if not check_acceptable(gather(pipeline, state_db, source), name):
+            return False
+        state_db.lock(pipeline.name, "snapshot")
+        state_db.lock(pipeline.name, "replicate")
+        evidence = gather(pipeline, state_db, source)
+        if not check_acceptable(evidence, name):
+            return False
+
+        def renew(before: int, record: EpochRecord, durable_lsn: LSN) -> Fence:
+            continuity.check(source, record, durable_lsn, before)
+            token = write_token(source, record.slot, before, pipeline.used_publication)
+            # The next start of the replication app records another timeline.
+            return Fence(token, record.timeline)
+
+        ChangelogWriter(changelog_uri(pipeline.lake_root), check_source=renew).rest()
+    log.warning("accepted as the source, although its token was missing: %s", evidence.describe())
+    return True
