@@ -63,6 +63,11 @@ def test_new_epoch_in_a_missing_lake_needs_its_name_and_leaves_the_slot(kept: Ke
 def test_replication_says_that_it_is_away(kept: Kept, caplog) -> None:
     assert replicate.main(["--pipeline", str(kept.file)]) == 78
     assert "is not mounted on this host" in caplog.text
+    with kept.access.state_db("test") as state_db:
+        last = state_db.read_run(kept.pipeline.name)
+    assert last is not None
+    assert (last.kind, last.error) == ("failed", "LakeError")
+    assert "is not mounted on this host" in last.reason
 
 
 def test_status_says_so(kept: Kept) -> None:

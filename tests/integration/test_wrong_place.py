@@ -374,10 +374,16 @@ def test_replication_with_another_lake_does_not_begin(
     assert replicate.main(["--pipeline", str(kept.file)]) == 78
     assert "leads to another database of that server" in caplog.text
     assert "--new-epoch" not in caplog.text
+    with kept.access.state_db("test") as state_db:
+        recorded = state_db.read_run(kept.pipeline.name)
+    assert recorded is not None
+    assert "leads to another database of that server" in recorded.reason
     kept.configure(lake=f"{kept.pipeline.lake}2")
     monkeypatch.setenv("PGREPL_DSN", kept.dsn)
     assert replicate.main(["--pipeline", str(kept.file)]) == 78
     assert "which has no changelog" in caplog.text
+    with kept.access.state_db("test") as state_db:
+        assert state_db.read_run(kept.pipeline.name) == recorded, "the state is that of another lake"
     kept.configure(lake=kept.pipeline.lake.removesuffix("2"))
     assert Left.of(kept) == before
 

@@ -87,34 +87,46 @@ def replicate(
         state_db.lock(pipeline.name, "replicate")
         # Only now: a second app has ended before it.
         session = _session(pipeline, stack, stop)
-        check_store(pipeline.lake_root)
-        # Check before torn commits are set aside, and again afterwards: the changelog may be unreadable
-        # before.
-        set_aside_torn_commits(check(pipeline, state_db, dsn, lake_may_fail=True), dsn)
-        evidence = check(pipeline, state_db, dsn)
-        record = begun_epoch(state_db, pipeline)
-        check_record(pipeline, record)
-        check_state(state_db, pipeline, record)
-        state_db.migrate()
-        own_tables.check(pipeline.lake_root, known_tables(state_db, pipeline, record))
-        record_evidence(state_db, evidence)
-        records = state_db.read_tables(pipeline.name)
-        check_lake_tables_setting(pipeline, records)
-        for difference in file_differences(pipeline, records):
-            log.warning("%s", difference)
-        index_recorded_tables(pipeline, record, records.values())
-        # Only now: `index_recorded_tables` may have recreated an index whose loss was accepted.
-        own_tables.record(pipeline.lake_root)
-        # Record this process before Spark has started: until then `pgrepl status` would show the previous
-        # process.
-        state_db.write_progress(pipeline.name, holder=progress_writer.holder())
-        with _recorded_run(state_db, pipeline.name):
+        with _recorded_failure(state_db, pipeline):
+            record = _check_begun(pipeline, state_db, dsn)
+            # Record this process before Spark has started: until then `pgrepl status` would show the previous
+            # process.
+            state_db.write_progress(pipeline.name, holder=progress_writer.holder())
+            state_db.record_run(pipeline.name, EventKind.STARTED)
             check_role(dsn, pipeline)
             alter_failover(dsn, pipeline.slot, pipeline.failover)
             target = _target(dsn, until)
-            return _replication(dsn, pipeline, state_db, record, stop, session, publisher, meanwhile).run(
+            code = _replication(dsn, pipeline, state_db, record, stop, session, publisher, meanwhile).run(
                 target, metrics
             )
+        with suppress(PgReplError):
+            state_db.record_run(pipeline.name, EventKind.STOPPED)
+        return code
+
+
+def _check_begun(pipeline: Pipeline, state_db: StateDatabase, dsn: str) -> EpochRecord:
+    """Check that source, lake and state are the pipeline's, and return the record of its epoch.
+
+    Brings the state and what this package keeps in the lake up to date.
+    """
+    check_store(pipeline.lake_root)
+    # Check before torn commits are set aside, and again afterwards: the changelog may be unreadable before.
+    set_aside_torn_commits(check(pipeline, state_db, dsn, lake_may_fail=True), dsn)
+    evidence = check(pipeline, state_db, dsn)
+    record = begun_epoch(state_db, pipeline)
+    check_record(pipeline, record)
+    check_state(state_db, pipeline, record)
+    state_db.migrate()
+    own_tables.check(pipeline.lake_root, known_tables(state_db, pipeline, record))
+    record_evidence(state_db, evidence)
+    records = state_db.read_tables(pipeline.name)
+    check_lake_tables_setting(pipeline, records)
+    for difference in file_differences(pipeline, records):
+        log.warning("%s", difference)
+    index_recorded_tables(pipeline, record, records.values())
+    # Only now: `index_recorded_tables` may have recreated an index whose loss was accepted.
+    own_tables.record(pipeline.lake_root)
+    return record
 
 
 def _session(pipeline: Pipeline, stack: ExitStack, stop: process.StopSignal) -> LazySession | None:
@@ -130,21 +142,19 @@ def _session(pipeline: Pipeline, stack: ExitStack, stop: process.StopSignal) -> 
 
 
 @contextmanager
-def _recorded_run(state_db: StateDatabase, pipeline: str) -> Iterator[None]:
-    """Record that the app started, and that it stopped or failed.
+def _recorded_failure(state_db: StateDatabase, pipeline: Pipeline) -> Iterator[None]:
+    """Record the error with which the app ends, unless the state's record of this name is of another lake.
 
-    Not called before source, lake and state are known to be the pipeline's. If the state database is out of
-    reach at the end, the error of the app is raised.
+    If the state database is out of reach by then, only the error of the app is raised.
     """
-    state_db.record_run(pipeline, EventKind.STARTED)
     try:
         yield
     except PgReplError as error:
         with suppress(PgReplError):
-            state_db.record_run(pipeline, EventKind.FAILED, error)
+            recorded = state_db.read_pipeline(pipeline.name)
+            if recorded is not None and recorded.lake == pipeline.lake_root:
+                state_db.record_run(pipeline.name, EventKind.FAILED, error)
         raise
-    with suppress(PgReplError):
-        state_db.record_run(pipeline, EventKind.STOPPED)
 
 
 def _replication(
