@@ -11,6 +11,7 @@ from pathlib import Path
 
 from airflow.sdk import DAG, Param
 
+from airflow_provider_pgrepl.operators.forms import pipeline_tags
 from airflow_provider_pgrepl.operators.verify import PgVerifyOperator
 
 PIPELINE_FILE = os.environ.get("PGREPL_PIPELINE_FILE", str(Path(__file__).with_name("pipeline.json")))
@@ -45,7 +46,7 @@ with DAG(
             description="Replace the rows of the lake that differ by those of PostgreSQL",
         ),
     },
-    tags=["pgrepl"],
+    tags=pipeline_tags(PIPELINE_FILE),
     doc_md=__doc__,
 ) as dag:
     PgVerifyOperator(

@@ -156,6 +156,38 @@ def test_migration_and_skip_are_runs_with_what_the_dialog_asks_for(
     assert [run["conf"] for run in browser.evaluate(runs)["dag_runs"]] == [conf]
 
 
+@pytest.mark.parametrize(
+    ("button", "conf"),
+    [
+        ("Verify", {"tables": ["public.customers"]}),
+        ("Repair", {"tables": ["public.customers"], "repair": True}),
+    ],
+)
+def test_table_is_compared_and_repaired_by_runs_of_the_same_dag(
+    browser: Browser, airflow: str, pg: Connection, button: str, conf: dict[str, object]
+) -> None:
+    verified = "update _pgrepl.tables set verified_through = '0/64', verified_at = now() - interval '3 h'"
+    rows(pg, f"{verified} where table_name = 'customers' returning 1")
+    open_customers(browser, airflow)
+    assert "Found equal\n3 h ago at 0/64" in browser.evaluate("document.querySelector('.facts').innerText")
+    # A DAG with a schedule is created paused, and no run of a paused DAG is started.
+    unpause = (
+        "{method: 'PATCH', headers: {'Content-Type': 'application/json'}, body: '{\"is_paused\": false}'}"
+    )
+    address = f"{airflow}/api/v2/dags/pgrepl_verify"
+    assert browser.evaluate(f"fetch('{address}', {unpause}).then(answer => answer.status)") == 200
+    press_button(browser, button)
+    browser.wait_for("document.querySelector('dialog[open] select')?.value === 'pgrepl_verify'")
+    browser.wait_for("!document.querySelector('dialog [type=submit]').disabled")
+    is_dangerous = browser.evaluate("Boolean(document.querySelector('dialog .tick input'))")
+    assert is_dangerous is (button == "Repair")
+    browser.evaluate("document.querySelector('dialog .tick input')?.click()")
+    browser.evaluate("document.querySelector('dialog [type=submit]').click()")
+    browser.wait_for("document.querySelector('#runs .badge')?.innerText === 'queued'")
+    runs = f"fetch('{airflow}/api/v2/dags/pgrepl_verify/dagRuns').then(answer => answer.json())"
+    assert conf in [run["conf"] for run in browser.evaluate(runs)["dag_runs"]]
+
+
 def test_publisher_of_a_table_is_shown_with_its_position(browser: Browser, airflow: str) -> None:
     table = "/".join(quote(part, safe="") for part in ("shop", "shop", "public", "customers"))
     browser.open("about:blank")

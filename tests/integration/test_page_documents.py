@@ -22,6 +22,8 @@ from tests.support.page_state import HOSTILE, HOSTILE_ERROR, record_pipeline
 def test_documents_show_what_is_recorded(dsn, pg):
     record_pipeline(dsn, pg, "shop", 5)
     record_pipeline(dsn, pg, "billing", 0)
+    verified = "update _pgrepl.tables set verified_through = '0/64', verified_at = now()"
+    rows(pg, f"{verified} where table_name = 'customers' returning 1")
     [billing, shop] = json.loads(json.dumps(read_pipelines(dsn)))["pipelines"]
     assert (billing["name"], shop["name"], shop["state"]) == ("billing", "shop", "running")
     assert shop["tables"] == {"errored": 1, "paused": 1, "snapshotting": 1, "streaming": 5}
@@ -37,6 +39,9 @@ def test_documents_show_what_is_recorded(dsn, pg):
     assert (order["rows_copied"], order["live_bytes"], order["kept_bytes"]) == (2000, 2 << 18, 2 << 19)
     assert order["lag_seconds"] == 1.5
     assert order["moved_at"] is not None
+    assert (order["verified_through"], order["verified_at"]) == (None, None)
+    assert tables["public.customers"]["verified_through"] == "0/64"
+    assert tables["public.customers"]["verified_at"]
     assert read_tables(dsn, "nothing") == {"tables": []}
 
     one = json.loads(json.dumps(read_table(dsn, "shop", HOSTILE)))

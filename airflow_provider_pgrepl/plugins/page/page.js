@@ -366,6 +366,7 @@ function tableFacts(pipeline, row, lags) {
     row.copying ? copying(row.copying) : "",
     el("div", { class: "facts" }, fact("Since", ago(row.since)), fact("Rows of the last snapshot", whole(row.rows_copied)),
       fact("Last snapshot", ago(row.snapshot_at)), fact("Last change", lastChange(row)),
+      fact("Found equal", ...(row.verified_at ? [ago(row.verified_at), ` at ${row.verified_through}`] : ["not yet"])),
       fact("Live", bytes(row.live_bytes)), fact("Kept", bytes(row.kept_bytes)), fact("Lag", duration(row.lag_seconds)),
       fact("Selected by", row.membership === "configured" ? "pipeline file" : row.membership), row.lsn ? fact("LSN of the error", row.lsn) : "",
       el("div", {}, el("span", { class: "label" }, "Lag in 24 h"), sparkline(lags, "Lag")))];
@@ -405,13 +406,16 @@ function eventsOf(title, events) {
 
 // ---------------------------------------------------------------- actions: runs of DAGs, with the user's own session
 
-// With `states`, an action is for tables in these alone.
+// With `states`, an action is for tables in these alone. `conf`: the parameters of its run for some tables; without
+// it, the action's id and the tables.
 const ACTIONS = [
   { id: "pause", title: "Pause", states: ["catching_up", "streaming"], about: "Changes stay in the changelog and are not applied until the tables are resumed." },
   { id: "resume", title: "Resume", states: ["paused"], command: "pgrepl resume ", about: "Apply the changes of paused tables." },
   { id: "retry", title: "Retry", states: ["errored"], command: "pgrepl retry ", about: "Continue errored tables from the changelog, without a new copy." },
   { id: "maintain", title: "Maintain", about: "Compact small files and delete unreferenced files." },
-  { id: "resnapshot", title: "Resnapshot", command: "pgrepl snapshot FILE.json --tables ", danger: "The rows of these lake tables are replaced by a new copy. The copy reads the source." },
+  { id: "resnapshot", title: "Resnapshot", command: "pgrepl snapshot FILE.json --tables ", danger: "The rows of these lake tables are replaced by a new copy. The copy reads the source.", conf: (tables) => ({ tables }) },
+  { id: "verify", title: "Verify", about: "Compare these lake tables with the source at one LSN, while replication runs. The run fails if rows differ, and its log counts them.", conf: (tables) => ({ tables }) },
+  { id: "repair", title: "Repair", danger: "Rows of these lake tables that differ from the source are replaced by the source's.", conf: (tables) => ({ tables, repair: true }) },
   { id: "add", title: "Add…", asks: true, about: "Copy these tables, and keep them current." },
   { id: "remove", title: "Remove", command: "pgrepl remove ", danger: "These tables are no longer replicated. Their lake tables stay as they are; to replicate them again, they are copied again." },
 ];
@@ -426,6 +430,8 @@ const PIPELINE_ACTIONS = [
 
 const OFFERS = {
   resnapshot: (params) => params.tables && !params.action && !params.new_epoch && !params.show_keys,
+  verify: (params) => params.tables && params.show_keys,
+  repair: (params) => params.tables && params.repair,
   check: (params) => params.sql,
   skip: (params) => params.lsn && params.unchanged_tables,
 };
@@ -487,7 +493,7 @@ async function ask(action, pipeline, tables) {
     start.disabled = true;
     const listed = names ? linesOf(names.value) : tables;
     const given = Object.fromEntries(fields.map(({ name, isList, input }) => [name, isList ? linesOf(input.value) : input.value.trim()]));
-    const conf = action.fields ? given : action.id === "resnapshot" ? { tables: listed } : { action: action.id, tables: listed };
+    const conf = action.fields ? given : action.conf?.(listed) ?? { action: action.id, tables: listed };
     const on = action.fields ? `of ${pipeline.pipeline}` : listed.length === 1 ? listed[0] : `${listed.length} tables`;
     try {
       await trigger(select.value, conf, `${action.title.replace("…", "")} ${on}`);

@@ -57,7 +57,7 @@ SELECT p.name, lag.step, lag.seconds FROM _pgrepl.pipelines p CROSS JOIN LATERAL
 """
 _TABLES = """
 SELECT schema_name, table_name, state, since, membership, rows_copied, snapshot_at, error, reason, hint,
-    lsn::text, remedy, copying
+    lsn::text, remedy, verified_through::text, verified_at, copying
 FROM _pgrepl.tables WHERE pipeline = %(pipeline)s ORDER BY schema_name, table_name
 """
 _MEASURED = "SELECT table_bytes, table_merges FROM _pgrepl.progress WHERE pipeline = %(pipeline)s"
@@ -149,6 +149,8 @@ class TableRow:
     hint: str
     lsn: str | None
     remedy: str | None
+    verified_through: str | None
+    verified_at: datetime | None
     copying: CopyProgress | None = None
     live_bytes: int | None = None
     kept_bytes: int | None = None
