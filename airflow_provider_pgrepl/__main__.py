@@ -3,6 +3,7 @@
 `python -m airflow_provider_pgrepl` is the same command.
 
 PGREPL_DSN is the DSN of the source, and PGREPL_STATE_DSN that of the state (default: the source).
+PGREPL_PRIMARY_DSN is that of the primary, for a source that is a standby (optional).
 docs/reference/exit-codes.md describes the exit codes.
 """
 

@@ -331,7 +331,8 @@ def access_to(pipeline: Pipeline, started_by: str = "") -> Access:
     """
     dsn = PgReplicationHook(pipeline.conn_id).dsn()
     state_dsn = PgReplicationHook(pipeline.state_conn_id).dsn() if pipeline.state_conn_id else dsn
-    return Access(pipeline, dsn, state_dsn, started_by)
+    primary_dsn = PgReplicationHook(pipeline.primary_conn_id).dsn() if pipeline.primary_conn_id else ""
+    return Access(pipeline, dsn, state_dsn, started_by, primary_dsn)
 
 
 def access_with_lake(pipeline: Pipeline, started_by: str = "") -> Access:

@@ -73,6 +73,7 @@ LOCAL_CONN_ID = "pgrepl_local_spark"
 _MIN_UNFOLLOWED_S = 60.0
 """Less time may not be enough for the next task to follow an app."""
 _CLUSTER = "it is for deploy mode cluster, and the driver runs on this worker"
+_OTHER_DSNS = ("PGREPL_STATE_DSN", "PGREPL_PRIMARY_DSN")
 _WITHOUT_EFFECT = {
     "java_class": "the apps are in Python",
     "status_poll_interval": f"{_CLUSTER}, where poll_interval_s counts",
@@ -151,6 +152,8 @@ def connection_strings(pipeline: Pipeline) -> dict[str, str]:
     secrets = {"PGREPL_DSN": PgReplicationHook(pipeline.conn_id).dsn()}
     if pipeline.state_conn_id is not None:
         secrets["PGREPL_STATE_DSN"] = PgReplicationHook(pipeline.state_conn_id).dsn()
+    if pipeline.primary_conn_id is not None:
+        secrets["PGREPL_PRIMARY_DSN"] = PgReplicationHook(pipeline.primary_conn_id).dsn()
     return secrets | lake_variables(pipeline)
 
 
@@ -162,8 +165,8 @@ def driver_environment(
     :param hook: None for an app without Spark
     :param folder: the folder in which the app writes its result
     """
-    # A worker's own PGREPL_STATE_DSN must not apply to a pipeline without a state connection.
-    inherited = {key: value for key, value in os.environ.items() if key != "PGREPL_STATE_DSN"}
+    # A worker's own variables must not apply to a pipeline without these connections.
+    inherited = {key: value for key, value in os.environ.items() if key not in _OTHER_DSNS}
     # The worker's store variables, such as a token of other keys or another endpoint, must not apply either.
     replaced = set(replaced_by(secrets))
     inherited = {key: value for key, value in inherited.items() if key not in replaced}

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.hooks.lake import lake_variables
-from airflow_provider_pgrepl.hooks.replication import access_with_lake
-from airflow_provider_pgrepl.operators.spark_app import connection_strings
+from airflow_provider_pgrepl.hooks.replication import access_to, access_with_lake
+from airflow_provider_pgrepl.operators.spark_app import connection_strings, driver_environment
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.settings.store_variables import store_variables
 
@@ -53,6 +54,20 @@ def test_lake_connection_replaces_store_variables_in_task_process(connection, mo
     monkeypatch.setenv("AWS_SESSION_TOKEN", "of the worker")
     access_with_lake(PIPELINE)
     assert store_variables() == {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "never shown"}
+
+
+def test_dsns_of_state_and_primary_are_those_of_the_pipelines_connections_alone(connection, monkeypatch):
+    for name in ("state", "primary"):
+        fields = {"conn_type": "pgrepl", "host": name, "schema": "s"}
+        monkeypatch.setenv(f"AIRFLOW_CONN_{name.upper()}", json.dumps(fields))
+        monkeypatch.setenv(f"PGREPL_{name.upper()}_DSN", "of the worker")
+    pipeline = replace(PIPELINE, state_conn_id="state", primary_conn_id="primary")
+    given, access = connection_strings(pipeline), access_to(pipeline)
+    assert "host=state" in given["PGREPL_STATE_DSN"] == access.state_dsn
+    assert "host=primary" in given["PGREPL_PRIMARY_DSN"] == access.primary_dsn
+    assert "host=primary" not in repr(access)
+    environment = driver_environment(None, {}, connection_strings(PIPELINE), Path("results"))
+    assert not {"PGREPL_STATE_DSN", "PGREPL_PRIMARY_DSN"} & environment.keys()
 
 
 def test_an_endpoint_of_s3_alone_comes_first(connection):

@@ -1,20 +1,23 @@
-"""A copy from a standby gives way to replay, and is tried again when replay ends its sessions."""
+"""Slots of a standby, and copies from it, which give way to replay and are tried again when it ends them."""
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 
 import psycopg2
 import pytest
 
-from airflow_provider_pgrepl.errors import PgReplError, TableSnapshotError
+from airflow_provider_pgrepl.errors import PgReplError, SnapshotError, TableSnapshotError
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
-from airflow_provider_pgrepl.replication.source.connection import connect
+from airflow_provider_pgrepl.replication.source.connection import connect, row
 from airflow_provider_pgrepl.replication.source.copy.copy_stream import open_copy
 from airflow_provider_pgrepl.replication.source.copy.imported_snapshot import export_again
 from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import SnapshotHolder, keep
+from airflow_provider_pgrepl.replication.source.slot_creation import export_snapshot
 from demo.postgres import Server
 from tests.conftest import running_server
 from tests.support.replicated import execute, wait_until
@@ -81,6 +84,36 @@ def keeping(dsn: str) -> Iterator[SnapshotHolder]:
         with keep(dsn, export_again(exporter), [relation], None, 60.0, trusts_owners=True) as keeper:
             exporter.close()
             yield keeper
+
+
+@contextmanager
+def silent(primary: Server) -> Iterator[None]:
+    """Suspend the process that logs the running transactions now and then."""
+    with closing(connect(primary.dsn(), "test")) as connection:
+        of_writer = "select pid from pg_stat_activity where backend_type = 'background writer'"
+        pid = int(row(connection, of_writer)[0])
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_slot_of_a_standby_is_created_when_its_primary_is_asked_to_log(primary, standby):
+    execute(
+        primary.dsn(),
+        "create role asks login",
+        "grant execute on function pg_log_standby_snapshot() to asks",
+    )
+    elsewhere = primary.dsn().replace(f"port={primary.port}", "port=1")
+    asking = primary.dsn(user="asks")
+    with silent(primary):
+        with pytest.raises(SnapshotError, match="a standby, and waits until") as caught:
+            export_snapshot(standby.dsn(), "waits", timeout_s=3)
+        assert "pg_log_standby_snapshot" in caught.value.hint
+        with pytest.raises(SnapshotError, match=r"have ended: .*port 1"):
+            export_snapshot(standby.dsn(), "waits", timeout_s=3, primary_dsn=elsewhere)
+        export_snapshot(standby.dsn(), "made", timeout_s=120, primary_dsn=asking).close()
 
 
 def test_copy_gives_way_to_replay_of_ddl(primary, standby):

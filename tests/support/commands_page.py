@@ -15,6 +15,8 @@ _HEAD = """# Commands
 `pgrepl COMMAND FILE.json …` runs, inspects and repairs a pipeline without Airflow, and so does
 `python -m airflow_provider_pgrepl`. The source's connection string is read from `PGREPL_DSN`. The state
 database's is read from `PGREPL_STATE_DSN`, and is the source's if that variable is unset.
+`PGREPL_PRIMARY_DSN` is that of the primary, [for a source that is a
+standby](../how-to/replicate-from-a-standby.md).
 [Exit codes](exit-codes.md) are the same for all commands.
 
 This page is generated from the commands: `.venv/bin/python -m tests.support.commands_page`.

@@ -26,14 +26,16 @@ class Access:
     dsn: str = field(repr=False)
     state_dsn: str = field(repr=False)
     started_by: str = ""
+    primary_dsn: str = field(default="", repr=False)
 
     @classmethod
     def from_environment(cls, pipeline: Pipeline) -> Access:
-        """Return the access with the connection strings in PGREPL_DSN and PGREPL_STATE_DSN.
+        """Return the access with the connection strings in PGREPL_DSN, PGREPL_STATE_DSN and
+        PGREPL_PRIMARY_DSN.
 
         Raises ConfigError.
         """
-        return cls(pipeline, process.source_dsn(), process.state_dsn())
+        return cls(pipeline, process.source_dsn(), process.state_dsn(), primary_dsn=process.primary_dsn())
 
     def describe(self) -> str:
         """Return the names of pipeline, source and lake, for the message that asks for `--yes`."""

@@ -35,6 +35,7 @@ BUG = "which is a bug: run it again, and report the lines below if it fails agai
 
 DSN_VARIABLE = "PGREPL_DSN"
 STATE_DSN_VARIABLE = "PGREPL_STATE_DSN"
+PRIMARY_DSN_VARIABLE = "PGREPL_PRIMARY_DSN"
 TARGET_VARIABLE = "PGREPL_TARGET_URI"
 SALT_VARIABLE = "PGREPL_HASH_SALT"
 REGISTRY_VARIABLE = "PGREPL_REGISTRY_URI"
@@ -70,6 +71,11 @@ def source_dsn() -> str:
 def state_dsn() -> str:
     """Return the DSN of the database with the `_pgrepl` schema: PGREPL_STATE_DSN, by default the source's."""
     return os.environ.get(STATE_DSN_VARIABLE, "").strip() or source_dsn()
+
+
+def primary_dsn() -> str:
+    """Return the DSN of the primary of a source that is a standby, "" if it is not given."""
+    return os.environ.get(PRIMARY_DSN_VARIABLE, "").strip()
 
 
 def target_uri() -> str:

@@ -154,7 +154,10 @@ class TableSnapshotter:
             joined = self._begin(states, ownership, relations)
             added |= {relation.table: relation.oid for relation in joined}
             exported = export_snapshot(
-                self.access.dsn, temporary_name(self.source), timeout_s=self.pipeline.slot_timeout_s
+                self.access.dsn,
+                temporary_name(self.source),
+                timeout_s=self.pipeline.slot_timeout_s,
+                primary_dsn=self.access.primary_dsn,
             )
             try:
                 result = self._copy_at(states, exported, relations, record)
@@ -407,6 +410,7 @@ def _make_epoch(
             through=temporary_name(snapshotter.source),
             timeout_s=pipeline.slot_timeout_s,
             made=ownership.record_slot,
+            primary_dsn=snapshotter.access.primary_dsn,
             failover=wants_failover(snapshotter.source, server, pipeline.failover),
         )
         try:

@@ -152,7 +152,9 @@ class SourceSnapshots:
                 name = temporary_name(source)
             if relation is None:
                 raise SnapshotError(f"{table} is not there any more")
-            exported = export_snapshot(self._dsn, name, timeout_s=pipeline.slot_timeout_s)
+            exported = export_snapshot(
+                self._dsn, name, timeout_s=pipeline.slot_timeout_s, primary_dsn=process.primary_dsn()
+            )
             with exported:
                 keeper = held.enter_context(keep_for(pipeline, self._dsn, exported, [relation]))
             (relation,) = keeper.relations

@@ -142,7 +142,10 @@ class Verification:
     def _compare_at_one_snapshot(self, relations: list[Relation], report: VerifyReport) -> list[Relation]:
         """Compare tables at a new snapshot. Return those that gave way to a statement of the source."""
         exported = export_snapshot(
-            self.access.dsn, temporary_name(self.source), timeout_s=self.pipeline.slot_timeout_s
+            self.access.dsn,
+            temporary_name(self.source),
+            timeout_s=self.pipeline.slot_timeout_s,
+            primary_dsn=self.access.primary_dsn,
         )
         with exported:
             keeper = snapshot_holder.keep_for(self.pipeline, self.access.dsn, exported, relations)

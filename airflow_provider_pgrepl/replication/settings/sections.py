@@ -81,6 +81,10 @@ class SourceSettings:
     """Airflow connection of the database for schema `_pgrepl`; the source when null (apps:
     `PGREPL_STATE_DSN`).
     """
+    primary_conn_id: str | None = None
+    """Airflow connection of the primary, if the source is a standby (apps: `PGREPL_PRIMARY_DSN`): a slot is
+    then created also while the primary is idle ([standby](../how-to/replicate-from-a-standby.md)).
+    """
     slot: Annotated[str, _SLOT] = ""
     """The replication slot; empty: `pgrepl_<name>`."""
     publication: Annotated[str, Rule(_check_publication)] = ""

@@ -78,6 +78,16 @@ _WITHOUT = (
     " changes that only that slot retains"
 )
 _CANCEL_GRACE_S = 10.0
+_LOG_EVERY_S = 1.0
+_STANDBY_WAITS = (
+    "the server is a standby, and waits until the primary logs its running transactions, which an idle one"
+    " does not, and until these have ended"
+)
+_LOG_AT_PRIMARY = (
+    "nothing was created. Run the command again, and meanwhile on the primary:"
+    " select pg_log_standby_snapshot(); or name a connection to the primary, over which this command does"
+    " that: primary_conn_id, or PGREPL_PRIMARY_DSN"
+)
 _ENDED_BY_US = (None, "57014", "57P01")
 log = logging.getLogger(__name__)
 _ATTEMPTS = 5
@@ -123,18 +133,19 @@ class ExportedSnapshot:
         self.close()
 
 
-def export_snapshot(dsn: str, name: str, *, timeout_s: float) -> ExportedSnapshot:
+def export_snapshot(dsn: str, name: str, *, timeout_s: float, primary_dsn: str = "") -> ExportedSnapshot:
     """Create a temporary slot, which exports a snapshot until it is closed.
 
     The server waits for all transactions that are writing when it starts. After `timeout_s` seconds the
     creation is canceled: SnapshotError names the blocking transactions, and no slot is left. Raises SlotError
     if the name is taken, ServerSettingError if no slot or walsender is free or wal_level is not logical.
+
+    :param primary_dsn: the primary of a standby, which is asked to log its running transactions meanwhile
     """
-    control = connect(dsn, "slot control")
-    try:
-        return SlotCreation(control, dsn, name, temporary=True, timeout_s=timeout_s).export()
-    finally:
-        control.close()
+    with closing(connect(dsn, "slot control")) as control:
+        return SlotCreation(
+            control, dsn, name, temporary=True, timeout_s=timeout_s, primary_dsn=primary_dsn
+        ).export()
 
 
 class SlotCreation:
@@ -152,12 +163,15 @@ class SlotCreation:
         temporary: bool,
         timeout_s: float,
         failover: bool = False,
+        primary_dsn: str = "",
     ) -> None:
         self._control = control
         self._name = name
         self._temporary = temporary
         self._failover = failover
         self._timeout_s = timeout_s
+        self._primary_dsn = primary_dsn
+        self._not_logged = ""
         self._connection = connect_replication(dsn, "slot export")
         self._answer: tuple[Any, ...] | None = None
         self._error: Any = None
@@ -194,7 +208,7 @@ class SlotCreation:
         worker = threading.Thread(target=self._create, name=f"create slot {self._name}", daemon=True)
         try:
             worker.start()
-            worker.join(self._timeout_s)
+            self._wait(worker)
             if worker.is_alive():
                 self._give_up(worker)
             if self._error is not None:
@@ -211,6 +225,34 @@ class SlotCreation:
             if not worker.is_alive():
                 self._connection.close()
             raise
+
+    def _wait(self, worker: threading.Thread) -> None:
+        """Wait for the answer until the time limit. If possible, let a standby's primary log meanwhile.
+
+        A standby reads the running transactions from its WAL, and an idle primary writes them there only when
+        it is asked (PostgreSQL's manual, 9.28.6: pg_log_standby_snapshot).
+        """
+        deadline = time.monotonic() + self._timeout_s
+        if self._primary_dsn and self._is_on_standby():
+            while worker.is_alive() and time.monotonic() < deadline and not self._not_logged:
+                self._log_running_transactions()
+                worker.join(_LOG_EVERY_S)
+        worker.join(max(0.0, deadline - time.monotonic()))
+
+    def _is_on_standby(self) -> bool:
+        with source_errors("asking if the source is a standby"):
+            return bool(row(self._control, "SELECT pg_catalog.pg_is_in_recovery()")[0])
+
+    def _log_running_transactions(self) -> None:
+        try:
+            with (
+                closing(connect(self._primary_dsn, "slot control")) as primary,
+                source_errors("logging the running transactions of the primary"),
+            ):
+                rows(primary, "SELECT pg_catalog.pg_log_standby_snapshot()")
+        except PgReplError as error:
+            self._not_logged = error.message
+            log.warning("%s: the slot waits until the primary does this by itself", error.message)
 
     def _create(self) -> None:
         has_options = self._connection.server_version >= 150000
@@ -243,9 +285,15 @@ class SlotCreation:
             self._refuse(self._error)
         self._connection.close()
         self._wait_until_gone()
-        raise SnapshotError(
+        late = (
             f"{'a snapshot' if self._temporary else f'slot {self._name}'} could not be made within"
-            f" {self._timeout_s:g} s, because the server waits for transactions that were running:"
+            f" {self._timeout_s:g} s"
+        )
+        if self._is_on_standby():
+            why = f": {self._not_logged}" if self._not_logged else ""
+            raise SnapshotError(f"{late}: {_STANDBY_WAITS}{why}", _LOG_AT_PRIMARY)
+        raise SnapshotError(
+            f"{late}, because the server waits for transactions that were running:"
             f" {'; '.join(blockers) or 'none of them can be seen'}",
             "nothing was created. Wait until they have ended and run the command again, or raise"
             " slot_timeout_s. Ending one (select pg_terminate_backend(pid)) rolls its work back: ask its"
@@ -319,21 +367,32 @@ def create_slot(
     timeout_s: float,
     made: Callable[[], None] = lambda: None,
     failover: bool = False,
+    primary_dsn: str = "",
 ) -> ExportedSnapshot:
     """Create a permanent slot, and export a snapshot of its position. `failover`: make it a failover slot.
 
     A temporary slot named `through`, or with a generated name, exports the snapshot. It is created after the
     first slot, and so waits for every transaction that ran during the first creation. Then the first slot is
     advanced to its consistent point. `timeout_s` limits each creation. `made` is called once the first slot
-    exists. Raises as `export_snapshot`; no slot is left then.
+    exists. `primary_dsn` is as in `export_snapshot`. Raises as `export_snapshot`; no slot is left then.
     """
     with closing(connect(dsn, "slot control")) as control:
-        creation = SlotCreation(control, dsn, name, temporary=False, timeout_s=timeout_s, failover=failover)
+        creation = SlotCreation(
+            control,
+            dsn,
+            name,
+            temporary=False,
+            timeout_s=timeout_s,
+            failover=failover,
+            primary_dsn=primary_dsn,
+        )
         try:
             point = creation.create()
             made()
             for _ in range(_ATTEMPTS):
-                exported = export_snapshot(dsn, through or temporary_name(control), timeout_s=timeout_s)
+                exported = export_snapshot(
+                    dsn, through or temporary_name(control), timeout_s=timeout_s, primary_dsn=primary_dsn
+                )
                 if _has_moved(control, name, point, exported):
                     return exported
             raise SnapshotError(
