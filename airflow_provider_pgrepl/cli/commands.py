@@ -1,4 +1,4 @@
-"""The commands of `pgrepl` other than those in `apps.py`, with their options.
+"""The commands of `pgrepl` other than those in `apps.py` and `reading.py`, with their options.
 
 The parser of all commands is built at every start. Therefore each command imports the modules of its
 operation only when it runs.
@@ -10,14 +10,14 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from datetime import datetime
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgrepl.cli.apps import APPS
 from airflow_provider_pgrepl.cli.command import Arguments, Command, Option, flag
-from airflow_provider_pgrepl.errors import ConfigError, ToolError, escaped
+from airflow_provider_pgrepl.cli.output import JSON, say, until_reader_ends
+from airflow_provider_pgrepl.cli.reading import READING
+from airflow_provider_pgrepl.errors import ConfigError, ToolError
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.process import MAINTENANCE_LIMIT_S
 from airflow_provider_pgrepl.replication.catalogs.unity_client import TOKEN_VARIABLE
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from airflow_provider_pgrepl.replication.app.access import Access
     from airflow_provider_pgrepl.replication.app.drift_check.report import DriftReport
 
-JSON = flag("--json", "print the result as JSON")
 YES = flag("--yes", "make the change; without it, the command only prints what it would do")
 YES_TO_DROP = flag(
     "--yes",
@@ -115,25 +114,6 @@ LIMIT_ROWS = Option(
     "--limit", {"type": int, "default": 100, "metavar": "N", "help": "print the newest N rows at most"}
 )
 SAMPLES = flag("--samples", "samples of lag, WAL and throughput instead of events")
-SOME_TABLES = Option("tables", {"nargs": "*", "metavar": "TABLE", "help": "default: all tables"})
-AFTER = Option(
-    "--after",
-    {
-        "metavar": "POSITION",
-        "help": "begin after this change ID, LSN or timestamp; default: with the oldest retained change",
-    },
-)
-FOLLOW = flag("--follow", "keep printing new changes until Ctrl-C")
-QUERY = Option(
-    "query", {"metavar": "SQL", "help": "in DataFusion's SQL, as 'select count(*) from public.orders'"}
-)
-AS_OF = Option(
-    "--as-of", {"metavar": "POSITION", "help": "an LSN or a timestamp; default: the newest consistent point"}
-)
-FORMAT = Option(
-    "--format",
-    {"choices": ("table", "csv", "json", "parquet"), "default": "table", "help": "the output format"},
-)
 CHECK = flag("--check", "print only the problems, and exit with 1 for a failure")
 SCRIPT = Option(
     "--script",
@@ -160,11 +140,6 @@ _PROBLEMS = 1
 """The exit code of a check that has found problems."""
 
 
-def _say(*lines: str) -> int:
-    sys.stdout.write("".join(f"{escaped(line)}\n" for line in lines))
-    return process.DONE
-
-
 def _status(pipeline: Pipeline, arguments: Arguments) -> int:
     from airflow_provider_pgrepl.replication.app.status.status import read_status
     from airflow_provider_pgrepl.replication.app.status.text import to_json, to_text
@@ -174,9 +149,9 @@ def _status(pipeline: Pipeline, arguments: Arguments) -> int:
         from airflow_provider_pgrepl.replication.app.status.health import HealthLimits, find_health_problems
 
         report = find_health_problems(status, HealthLimits())
-        _say(json.dumps(report.to_dict(), indent=2) if arguments.json else report.to_text())
+        say(json.dumps(report.to_dict(), indent=2) if arguments.json else report.to_text())
         return _PROBLEMS if report.has_failed else process.DONE
-    return _say(to_json(status) if arguments.json else to_text(status))
+    return say(to_json(status) if arguments.json else to_text(status))
 
 
 def _history(pipeline: Pipeline, arguments: Arguments) -> int:
@@ -185,8 +160,8 @@ def _history(pipeline: Pipeline, arguments: Arguments) -> int:
     found = read_history(
         pipeline, arguments.table, arguments.since, arguments.limit, samples=arguments.samples
     )
-    with _until_reader_ends():
-        _say(to_json(found) if arguments.json else to_text(found))
+    with until_reader_ends():
+        say(to_json(found) if arguments.json else to_text(found))
     return process.DONE
 
 
@@ -196,9 +171,9 @@ def _doctor(pipeline: Pipeline, arguments: Arguments) -> int:
     from airflow_provider_pgrepl.replication.app.doctor.source_script import source_script
 
     if arguments.script is not None:
-        return _say(source_script(pipeline, arguments.script))
+        return say(source_script(pipeline, arguments.script))
     found = diagnose(Access.from_environment(pipeline))
-    _say(json.dumps(found.to_dict(), indent=2) if arguments.json else found.to_text())
+    say(json.dumps(found.to_dict(), indent=2) if arguments.json else found.to_text())
     return _PROBLEMS if found.has_problems else process.DONE
 
 
@@ -207,7 +182,7 @@ def _pause(pipeline: Pipeline, arguments: Arguments) -> int:
     from airflow_provider_pgrepl.replication.app.operations.tables import pause_tables
 
     pause_tables(Access.from_environment(pipeline), arguments.tables)
-    return _say(*(f"{table}: paused" for table in arguments.tables))
+    return say(*(f"{table}: paused" for table in arguments.tables))
 
 
 def _resume(pipeline: Pipeline, arguments: Arguments) -> int:
@@ -215,7 +190,7 @@ def _resume(pipeline: Pipeline, arguments: Arguments) -> int:
     from airflow_provider_pgrepl.replication.app.operations.tables import resume_tables
 
     states = resume_tables(Access.from_environment(pipeline), arguments.tables)
-    return _say(*(f"{table}: {state}" for table, state in states.items()))
+    return say(*(f"{table}: {state}" for table, state in states.items()))
 
 
 def _retry(pipeline: Pipeline, arguments: Arguments) -> int:
@@ -224,10 +199,10 @@ def _retry(pipeline: Pipeline, arguments: Arguments) -> int:
 
     retried = retry_tables(Access.from_environment(pipeline), arguments.tables or None)
     if not retried:
-        return _say("none of these tables is errored" if arguments.tables else "no table is errored")
+        return say("none of these tables is errored" if arguments.tables else "no table is errored")
     overtaken = "changed by another process during the retry; see pgrepl status FILE.json"
     done = (found for found in retried if found.refused is None)
-    _say(*(f"{found.table}: {overtaken if found.is_overtaken else 'catching_up'}" for found in done))
+    say(*(f"{found.table}: {overtaken if found.is_overtaken else 'catching_up'}" for found in done))
     refused = [found.refused for found in retried if found.refused is not None]
     sys.stderr.write("".join(f"stays errored: {error}\n" for error in refused))
     codes = {process.exit_code(error) for error in refused}
@@ -248,7 +223,7 @@ def _remove(pipeline: Pipeline, arguments: Arguments) -> int:
         )
     remove_tables(access, arguments.tables, arguments.drop_lake_tables, arguments.timeout)
     lake = "lake table dropped" if arguments.drop_lake_tables else "lake table kept"
-    return _say(*(f"{table}: removed, {lake}" for table in arguments.tables))
+    return say(*(f"{table}: removed, {lake}" for table in arguments.tables))
 
 
 def _teardown(pipeline: Pipeline, arguments: Arguments) -> int:
@@ -264,7 +239,7 @@ def _teardown(pipeline: Pipeline, arguments: Arguments) -> int:
         give_up=[arguments.give_up] if arguments.give_up else (),
     )
     if arguments.yes or not done.dropped:
-        return _say(done.to_text())
+        return say(done.to_text())
     return _refuse_without_yes(access, f"with --yes, teardown would do this:\n{done.to_text()}")
 
 
@@ -273,7 +248,7 @@ def _accept_source(pipeline: Pipeline, arguments: Arguments) -> int:
     from airflow_provider_pgrepl.replication.app.operations.losses import accept_source
 
     accepted = accept_source(Access.from_environment(pipeline), arguments.name)
-    return _say(f"{arguments.name}: accepted" if accepted else "nothing to accept: the source has the token")
+    return say(f"{arguments.name}: accepted" if accepted else "nothing to accept: the source has the token")
 
 
 def _accept_missing(pipeline: Pipeline, arguments: Arguments) -> int:
@@ -283,9 +258,9 @@ def _accept_missing(pipeline: Pipeline, arguments: Arguments) -> int:
     access = Access.from_environment(pipeline)
     lost = accept_missing(access, dry_run=not arguments.yes)
     if not lost:
-        return _say("nothing is missing")
+        return say("nothing is missing")
     if arguments.yes:
-        return _say(*(f"given up: {reason}" for reason in lost))
+        return say(*(f"given up: {reason}" for reason in lost))
     return _refuse_without_yes(access, "\n".join(("with --yes the lake goes on without:", *lost)))
 
 
@@ -299,9 +274,9 @@ def _maintain(pipeline: Pipeline, arguments: Arguments) -> int:
             [name for name in arguments.tables.split(",") if name.strip()],
             arguments.limit_s,
             wait=stop.wait,
-            on_table=lambda table: None if arguments.json else _say(table.to_text()),
+            on_table=lambda table: None if arguments.json else say(table.to_text()),
         )
-    _say(json.dumps(done.to_report(), indent=2) if arguments.json else done.to_text())
+    say(json.dumps(done.to_report(), indent=2) if arguments.json else done.to_text())
     return done.exit_code
 
 
@@ -312,7 +287,7 @@ def _skip(pipeline: Pipeline, arguments: Arguments) -> int:
     access = Access.from_environment(pipeline)
     skipped = skip_transaction(access, arguments.lsn, arguments.unchanged_tables, dry_run=not arguments.yes)
     if arguments.yes:
-        return _say(skipped.to_text())
+        return say(skipped.to_text())
     done = "nothing was skipped; the changelog has all transactions before this one now"
     return _refuse_without_yes(access, f"with --yes:\n{skipped.to_text()}", done)
 
@@ -348,20 +323,20 @@ def _catalog(pipeline: Pipeline, arguments: Arguments) -> int:
     refuse_without_lake(pipeline, "catalog", "there is nothing to register")
     url, catalog = arguments.unity, arguments.unity_catalog
     if url is None and catalog is None:
-        return _say(*catalog_sql(pipeline))
+        return say(*catalog_sql(pipeline))
     if url is None or catalog is None:
         raise ConfigError(
             "to register in Unity Catalog, its address and a catalog of it are needed",
             "give both: --unity http://localhost:8080 --unity-catalog NAME",
         )
     names = register_in_unity(pipeline, url, catalog, os.environ.get(TOKEN_VARIABLE))
-    return _say(*sorted(names.values()))
+    return say(*sorted(names.values()))
 
 
 def _schema(_: Arguments) -> int:
     from airflow_provider_pgrepl.replication.settings.schema import pipeline_schema
 
-    return _say(json.dumps(pipeline_schema(), indent=2))
+    return say(json.dumps(pipeline_schema(), indent=2))
 
 
 def _event_trigger_sql(pipeline: Pipeline, arguments: Arguments) -> int:
@@ -369,70 +344,13 @@ def _event_trigger_sql(pipeline: Pipeline, arguments: Arguments) -> int:
     from airflow_provider_pgrepl.replication.source.event_trigger import sql, trigger
 
     if arguments.remove:
-        return _say(sql.removal_script(pipeline.name).rstrip())
+        return say(sql.removal_script(pipeline.name).rstrip())
     with closing(connect(process.source_dsn(), f"event trigger {pipeline.name}")) as source:
-        return _say(trigger.install_sql(source, pipeline).rstrip())
-
-
-def _changes(pipeline: Pipeline, arguments: Arguments) -> int:
-    from airflow_provider_pgrepl.replication.events.stream import json_lines
-
-    after = _place(arguments.after, "--after", "ID of a change, LSN, timestamp", "1:0/16B3748:4, ")
-    with _until_reader_ends(by_interrupt=True):
-        for lines in json_lines(pipeline, arguments.tables or None, after, follow=arguments.follow):
-            # Write JSON as UTF-8, independent of the terminal's encoding.
-            sys.stdout.buffer.write(lines.encode())
-            sys.stdout.buffer.flush()
-    return process.DONE
-
-
-def _sql(pipeline: Pipeline, arguments: Arguments) -> int:
-    from airflow_provider_pgrepl.lake import open_lake
-    from airflow_provider_pgrepl.replication.app.epoch import refuse_without_lake
-    from airflow_provider_pgrepl.replication.app.query import writer_of
-
-    refuse_without_lake(pipeline, "sql", "there is nothing to read")
-    write = writer_of(arguments.format)
-    place = _place(arguments.as_of, "--as-of", "LSN, timestamp", "")
-    lake = open_lake(pipeline)
-    if place is not None:
-        lake = lake.at(place)
-    with _until_reader_ends(), lake.sql_reader(arguments.query) as rows:
-        write(rows, sys.stdout.buffer)
-        sys.stdout.buffer.flush()
-    return process.DONE
-
-
-def _place(given: str | None, option: str, kinds: str, example: str) -> str | datetime | None:
-    """Return the value of an option as text if it is an ID or an LSN, else as a timestamp.
-
-    Any text with a slash is an ID or an LSN; who uses it checks it. `kinds`: what the option accepts, and
-    `example`: an example of the first kind, for the ConfigError that other text raises.
-    """
-    if given is None or "/" in given:
-        return given
-    try:
-        return datetime.fromisoformat(given)
-    except ValueError:
-        raise ConfigError(
-            f"{option}: {given!r} is not one of: {kinds}",
-            f"give it as {example}0/16B3748 or 2026-01-31T12:00:00Z",
-        ) from None
-
-
-@contextmanager
-def _until_reader_ends(*, by_interrupt: bool = False) -> Iterator[None]:
-    """Stop writing to stdout without an error if its reader closes the pipe, or on Ctrl-C `by_interrupt`."""
-    ends = (BrokenPipeError, KeyboardInterrupt) if by_interrupt else BrokenPipeError
-    try:
-        yield
-    except ends:
-        # Python's flush at exit must not fail.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return say(trigger.install_sql(source, pipeline).rstrip())
 
 
 def _report(report: DriftReport, arguments: Arguments) -> int:
-    _say(json.dumps(report.to_dict(), indent=2) if arguments.json else report.to_text())
+    say(json.dumps(report.to_dict(), indent=2) if arguments.json else report.to_text())
     return process.WILL_NOT_HELP if report.is_unsafe else process.DONE
 
 
@@ -515,13 +433,7 @@ COMMANDS: tuple[Command, ...] = (
         _skip,
         (LSN, UNCHANGED_TABLES, YES_TO_SKIP),
     ),
-    Command("changes", "print changes as lines of JSON", _changes, (SOME_TABLES, AFTER, FOLLOW)),
-    Command(
-        "sql",
-        "run a query on the lake's tables, all of them as of one point in time",
-        _sql,
-        (QUERY, AS_OF, FORMAT),
-    ),
+    *READING,
     Command("schema", "print the JSON Schema of pipeline files", _schema, has_pipeline=False),
     Command(
         "drift",
