@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from datetime import datetime
+from datetime import UTC, datetime
 
 from airflow_provider_pgrepl.cli.command import Arguments, Command, Option, flag
-from airflow_provider_pgrepl.cli.output import until_reader_ends
-from airflow_provider_pgrepl.errors import ConfigError
+from airflow_provider_pgrepl.cli.output import JSON, say, until_reader_ends
+from airflow_provider_pgrepl.errors import ConfigError, escaped
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 
@@ -30,6 +30,8 @@ FORMAT = Option(
     "--format",
     {"choices": ("table", "csv", "json", "parquet"), "default": "table", "help": "the output format"},
 )
+
+SQL = flag("--sql", "print SQL for psql that sets the sequences at another server")
 
 
 def _changes(pipeline: Pipeline, arguments: Arguments) -> int:
@@ -61,6 +63,17 @@ def _sql(pipeline: Pipeline, arguments: Arguments) -> int:
     return process.DONE
 
 
+def _sequences(pipeline: Pipeline, arguments: Arguments) -> int:
+    from airflow_provider_pgrepl.replication.app import sequences
+
+    found = sequences.read_sequences(pipeline)
+    if found.problem and arguments.sql:
+        sys.stderr.write(f"{escaped(found.problem)}\n")
+    if arguments.sql:
+        return say(sequences.to_sql(found))
+    return say(sequences.to_json(found) if arguments.json else sequences.to_text(found, datetime.now(UTC)))
+
+
 def _place(given: str | None, option: str, kinds: str, example: str) -> str | datetime | None:
     """Return the value of an option as text if it is an ID or an LSN, else as a timestamp.
 
@@ -85,5 +98,11 @@ READING: tuple[Command, ...] = (
         "run a query on the lake's tables, all of them as of one point in time",
         _sql,
         (QUERY, AS_OF, FORMAT),
+    ),
+    Command(
+        "sequences",
+        "print the recorded values of the source's sequences, from the lake alone",
+        _sequences,
+        (SQL, JSON),
     ),
 )

@@ -87,6 +87,7 @@ SITES: dict[Site, str] = {
     ("replication/creek/table_shape.py", "delete_sql", "DELETE FROM"): "consumer record",
     ("replication/creek/streams.py", "make", "update_stream"): _ADDS,
     ("replication/events/publish/record.py", "take", "set_aside"): "changelog",
+    ("replication/lake/sequences.py", "read", "set_aside"): "changelog",
     ("replication/lake/delta/live_files.py", "settle_log", "set_aside"): "app id",
     ("replication/lake/snapshot/range_copy.py", "run", "delete_uncommitted"): "just made",
     ("replication/lake/delta/parquet_writer.py", "delete_uncommitted", "delete_files"): _CALLER,

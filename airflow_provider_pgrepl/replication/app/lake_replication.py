@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.replication import POLL_S, Replication
+from airflow_provider_pgrepl.replication.app.sequence_recorder import SequenceRecorder
 from airflow_provider_pgrepl.replication.app.spark_start import start_spark
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.lake.apply.applier import Applier, warm_up
@@ -79,10 +80,15 @@ class LakeReplication(Replication):
 
     def _apply(self, spark: SparkSession, target: LSN | None) -> int:
         self._applier = Applier(spark, self._pipeline, self._state_db, self._record, self._applied)
+        recorder = SequenceRecorder(
+            self._dsn, self._pipeline, self._state_db, self._record, lambda: self._applied.applied_lsn
+        )
+        recorder.start()
         try:
             return self._run_forever() if target is None else self._run_until(target)
         finally:
             self._applier.stop(_LAST_MERGES_S)
+            recorder.stop()
 
     def _supervise(self) -> None:
         super()._supervise()

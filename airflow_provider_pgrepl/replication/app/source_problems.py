@@ -18,6 +18,7 @@ from airflow_provider_pgrepl.replication.source.catalog.refused_changes import (
     all_tables_warning,
 )
 from airflow_provider_pgrepl.replication.source.catalog.relations import read_relations
+from airflow_provider_pgrepl.replication.source.catalog.sequences import refused_sequences
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect
 from airflow_provider_pgrepl.replication.source.preflight.selection import left_out_warnings, select_tables
 from airflow_provider_pgrepl.replication.source.preflight.tables import others_published, refused_tables
@@ -46,14 +47,22 @@ def source_warnings(
 ) -> tuple[str, ...]:
     """Return sentences about conditions that may be intended.
 
-    They are rows and tables that the lake does not get, and tables of schema `_pgrepl` that other programs'
-    subscribers get.
+    They are rows, tables and values of sequences that the lake does not get, and tables of schema `_pgrepl`
+    that other programs' subscribers get.
     """
     sent = all_tables_warning(source, pipeline.slot, pipeline.used_publication)
     left_out: Iterable[str] = ()
     if any(text.endswith(".*") for text in pipeline.tables):
         left_out = left_out_warnings(select_tables(source, pipeline, requested_of(records)))
-    return (*left_out, *inherited_warnings(source, _oids(records)), *([sent] if sent else []))
+    inherited = inherited_warnings(source, _oids(records))
+    return (*left_out, *inherited, *_unread_sequences(source, pipeline, records), *([sent] if sent else []))
+
+
+def _unread_sequences(
+    source: Connection, pipeline: Pipeline, records: Mapping[TableName, TableRecord]
+) -> Iterable[str]:
+    refused = refused_sequences(source, _oids(records)) if pipeline.sequences else {}
+    return (f"sequence {name}: {why}" for name, why in refused.items())
 
 
 def published_refused(

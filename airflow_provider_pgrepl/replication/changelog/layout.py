@@ -113,12 +113,13 @@ def changelog_uri(lake_root: str) -> str:
 
 POINTS = "consistent_points"
 RELATIONS = "relations"
+SEQUENCES = "sequences"
 
 
 def own_table_uri(lake_root: str, name: str) -> str:
     """Return the URI of another Delta table of this package in the lake.
 
-    `name`: POINTS, RELATIONS, or the name of a publisher's table.
+    `name`: POINTS, RELATIONS, SEQUENCES, or the name of a publisher's table.
     """
     return f"{system_folder(lake_root)}/{name}"
 

@@ -51,7 +51,7 @@ LOG_AGE = timedelta(hours=1)
 # Maintenance writes one, after this many commits, only if they did not.
 _TABLE_CHECKPOINT, _CHANGELOG_CHECKPOINT = 200, 400
 _CHANGELOG, _POINTS = "_pgrepl/changelog", "_pgrepl/consistent_points"
-_PUBLISHERS = "_pgrepl/publishers"
+_PUBLISHERS, _SEQUENCES = "_pgrepl/publishers", "_pgrepl/sequences"
 _NO_POINTS = (
     "there is no consistent point, or it cannot be read. So the versions that points keep are unknown, and no"
     " file of a lake table was deleted. The replication app writes the first point after its first batch"
@@ -174,7 +174,7 @@ class Maintenance:
         if not only_over and kept:
             self._maintain(_POINTS, (), done, now)
         if not only_over:
-            for path in self._publisher_paths(done):
+            for path in self._other_own_paths(done):
                 with _isolated_failures(path, done):
                     self._maintain(path, (), done, now)
 
@@ -259,6 +259,10 @@ class Maintenance:
         if path == _POINTS:
             # The next run, of any process, reads in these files which versions were released in between.
             grace, log_age = max(grace, self._hold), max(log_age, self._hold)
+        if path == _SEQUENCES:
+            # Its versions belong to points, of which every one is kept for this time.
+            kept_all = timedelta(hours=self._pipeline.consistent_point_keep_all_h)
+            grace, log_age = max(self._grace, kept_all), max(self._log_age, kept_all)
         done.files += files.vacuum(kept, now, grace=grace, orphan_age=self._orphan_age)
         files.checkpoint(_TABLE_CHECKPOINT)
         if files.foreign is not None and not path.startswith("_"):
@@ -325,8 +329,8 @@ class Maintenance:
             log.warning("%s is left alone by maintenance: %s", path, reason)
             self._left_alone[path] = reason
 
-    def _publisher_paths(self, done: MaintenanceResult) -> list[str]:
-        """Return the paths of the Delta tables in which publishers of events record their positions."""
+    def _other_own_paths(self, done: MaintenanceResult) -> list[str]:
+        """Return the paths of the Delta tables of sequences, and of publishers' positions, that exist."""
         filesystem, root = open_storage(self._pipeline.lake_root)
         names: list[str] = []
         with (
@@ -335,7 +339,7 @@ class Maintenance:
         ):
             names = _folders(filesystem, f"{root}/{_PUBLISHERS}")
         paths = (f"{_PUBLISHERS}/{name}" for name in names)
-        return [path for path in paths if self._is_table(path, done)]
+        return [path for path in (_SEQUENCES, *paths) if self._is_table(path, done)]
 
     def _is_table(self, path: str, done: MaintenanceResult) -> bool:
         filesystem, root = open_storage(self._pipeline.lake_root)

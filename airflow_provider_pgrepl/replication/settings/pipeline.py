@@ -270,6 +270,12 @@ def _check_history(pipeline: Pipeline) -> Iterator[Mistake]:
         )
 
 
+def _check_sequences(pipeline: Pipeline) -> Iterator[Mistake]:
+    if pipeline.sequences and pipeline.lake_tables == "none":
+        hint = "set sequences to false, or lake_tables to all"
+        yield Mistake(("sequences",), "they are recorded at consistent points, which need lake tables", hint)
+
+
 def _name(pipeline: Pipeline) -> str:
     """Return the pipeline's name; a mistaken one must not hide the mistakes of publishers."""
     return getattr(pipeline, "name", "pipeline")
@@ -323,6 +329,7 @@ _CHECKS: tuple[Check, ...] = (
     _check_paces,
     _check_columns,
     _check_history,
+    _check_sequences,
 )
 
 

@@ -232,6 +232,13 @@ class PointsAndMaintenance:
     `consistent_point_retention_h`, are never deleted. A table whose merges replace a third of this limit
     (and more than 16 MiB) in two and a half minutes is merged less often.
     """
+    sequences: bool = False
+    """If true, the values of the source's sequences are recorded in the lake after consistent points, for
+    [`pgrepl sequences`](commands.md#sequences). These are the sequences that a column of `tables`, or of
+    their partitions, owns (serial, identity) or uses in its default, and those that no column owns, which
+    applications call by name. Left out: unlogged and temporary ones, those of extensions, and those of other
+    tables. The role needs SELECT on each ([lake layout](lake-layout.md#sequences)).
+    """
     maintenance_interval_s: Seconds = 600.0
     """Time between two rounds of maintenance: thinning, retention, compaction, vacuum."""
 

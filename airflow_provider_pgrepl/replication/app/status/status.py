@@ -23,6 +23,7 @@ from airflow_provider_pgrepl.replication.app.source_problems import (
     source_problems,
     source_warnings,
 )
+from airflow_provider_pgrepl.replication.app.status.sequences import SequencesStatus, read_sequences_status
 from airflow_provider_pgrepl.replication.app.tables import file_differences
 from airflow_provider_pgrepl.replication.changelog.layout import (
     PARTITION,
@@ -268,6 +269,7 @@ class PipelineStatus:
     has_lake_tables: bool = True
     wal_budget: int | None = None
     read_at: datetime = field(default_factory=_now)
+    sequences: SequencesStatus | None = None
 
     @property
     def wal_limit_bytes(self) -> int | None:
@@ -314,6 +316,7 @@ def read_status(pipeline: Pipeline, access: Access | None = None) -> PipelineSta
     differences = file_differences(pipeline, {record.table: record for record in tables}) if tables else ()
     problems = (*problems, *_lake_choice(pipeline, tables), *differences, *suffered, *warnings)
     applied = _applied(pipeline, lake, progress)
+    sequences, late = read_sequences_status(pipeline, lake.epoch, lake.point, state.read_at)
     statuses = tuple(
         _table(pipeline, record, lake, end, progress)
         for record in tables
@@ -338,13 +341,14 @@ def read_status(pipeline: Pipeline, access: Access | None = None) -> PipelineSta
         consistent_point=lake.point,
         tables=statuses,
         publishers=tuple(read_publisher(pipeline, name, end) for name in pipeline.publishers),
-        problems=(*problems, *contradictions, *lake.problems),
+        problems=(*problems, *contradictions, *lake.problems, *late),
         warnings=(*differences, *warnings),
         is_ours=not contradictions,
         changelog=_changelog(lake, statuses),
         has_lake_tables=pipeline.has_lake_tables,
         wal_budget=pipeline.wal_budget,
         read_at=state.read_at,
+        sequences=sequences,
     )
 
 

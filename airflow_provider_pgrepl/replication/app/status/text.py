@@ -61,7 +61,7 @@ def to_text(status: PipelineStatus) -> str:
     parts = [
         [*_heading(status), *_app(status), *_slot(status), *_problems(status)],
         _steps(status),
-        [*_point(status), *_changelog(status.changelog)],
+        [*_point(status), *_sequences(status), *_changelog(status.changelog)],
         _tables(status),
         _publishers(status),
     ]
@@ -159,6 +159,15 @@ def _point(status: PipelineStatus) -> list[str]:
     committed = f", last commit {show_duration(age)} ago" if age is not None else ""
     held = sum(not is_history(key) for key in point.tables)
     return [_line("point", f"{LSN(point.lsn)}{committed}, holds {show_count(held, 'table')}")]
+
+
+def _sequences(status: PipelineStatus) -> list[str]:
+    found = status.sequences
+    if found is None:
+        return []
+    return [
+        _line("sequences", f"{found.count}, valid up to {found.lsn}, read {_ago(found.recorded_at, status)}")
+    ]
 
 
 def _changelog(changelog: ChangelogStatus | None) -> list[str]:

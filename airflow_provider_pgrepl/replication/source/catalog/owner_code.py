@@ -156,6 +156,14 @@ def shut_owners_out(
     return read_owner_code(check, leaves)
 
 
+def has_fixed_places(connection: Connection, oids: Iterable[int]) -> bool:
+    """Return True if no untrusted role can put the schema of one of these relations in another one's place.
+
+    Raises psycopg2's errors.
+    """
+    return bool(row(connection, _STANDING, (list(oids),))[1])
+
+
 def let_owners_in(connection: Connection) -> None:
     """Release the lock that `shut_owners_out` took. Earlier locks of the transaction stay."""
     with source_errors("releasing a lock"), connection.cursor() as cursor:
