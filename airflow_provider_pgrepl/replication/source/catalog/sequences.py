@@ -67,7 +67,7 @@ FROM pg_catalog.pg_sequence s
     LEFT JOIN pg_catalog.pg_attribute col ON col.attrelid = u.relation AND col.attnum = u.attnum
 WHERE u.sequence IS NOT NULL OR NOT (
     n.nspname IN ('pg_catalog', 'information_schema', '_pgrepl')
-    OR EXISTS (SELECT FROM owners o WHERE o.sequence = c.oid)
+    OR c.oid IN (SELECT sequence FROM owners)
     OR EXISTS (SELECT FROM pg_catalog.pg_depend d WHERE d.classid = 'pg_catalog.pg_class'::regclass
         AND d.objid = c.oid AND d.deptype = 'e')
 )
