@@ -18,7 +18,7 @@ from tests.support.hint_texts import VALUE, texts_of_code
 
 RUN_BY_US = re.compile(
     r"replication/(source/(event_trigger|copy|publication|dry_run|short_waits)|state/"
-    r"|creek/table_shape|app/creek/|app/doctor/source_script|catalogs/spark_catalog|lake/delta/fenced_commit)"
+    r"|creek/table_shape|app/creek/|app/doctor/source_script|app/sequences|catalogs/spark_catalog|lake/delta/fenced_commit)"
 )
 """Files whose texts that begin with a statement are run by this package, which other tests show."""
 STATEMENT = re.compile(
@@ -33,7 +33,7 @@ OF_DELTA = re.compile(r"ALTER TABLE delta\.|DROP (FEATURE|CONSTRAINT)|ALTER COLU
 
 PUBLICATION, ROLE = 'My "p"', 'my "role"'
 SLOT = "a_slot"
-TABLE = TableName("public", "My t")
+TABLE, SEQUENCE = TableName("public", "My t"), TableName("public", "My seq")
 VALUES = {
     "acting": "",
     "name": PUBLICATION,
@@ -46,6 +46,8 @@ VALUES = {
     "role": quote_identifier(ROLE),  # by quote_ident, in the server
     "login": quote_identifier(ROLE),  # likewise
     "schemas": "public",
+    "schema": quote_identifier("public"),
+    "sequence.sql": SEQUENCE.sql,
     "tables": str(TABLE),
     "missing": str(TABLE),
     "', '.join(missing)": str(TABLE),
@@ -78,6 +80,7 @@ ADVICE = {
 }
 SET_UP = (
     f"create role {quote_identifier(ROLE)}",
+    f"create sequence {SEQUENCE.sql}",
     f"create table {TABLE.sql} (id int primary key)",
     f"create publication {quote_identifier(PUBLICATION)}",
     "create schema _pgrepl",

@@ -322,15 +322,17 @@ def test_no_value_after_a_recorded_one_is_in_the_lake_as_of_its_point(dsn, tmp_p
             worker.join()
         points.append(shop.record(*tables))
         lake = shop.kept.pipeline.lake_root
-        for version, lsn in zip(range(1, shop.version + 1), points, strict=True):
+        assert shop.version > 1
+        for version in range(1, shop.version + 1):
             rows = open_delta(sequences_uri(lake), version).to_pyarrow_table().to_pylist()
-            assert {row["lsn"] for row in rows} == {lsn}
+            (lsn,) = {row["lsn"] for row in rows}
+            assert lsn in points
             for table, (sequence, increment) in tables.items():
                 (row,) = (row for row in rows if row["sequence"] == sequence)
                 assert row["increment"] == increment
                 following = row["last_value"] + increment * row["is_called"]
                 uri = f"{lake}/{TableName.parse(table).path}"
-                used = f"_pgrepl_commit_lsn <= {int(lsn)} and id * {increment} >= {following * increment}"
+                used = f"_pgrepl_commit_lsn <= {lsn} and id * {increment} >= {following * increment}"
                 query = f"select count(*) n from t where {used}"
                 counted = QueryBuilder().register("t", open_delta(uri)).execute(query).read_all()
                 assert counted["n"].to_pylist() == [0], (table, version)

@@ -203,11 +203,11 @@ def _list(connection: Connection, table_oids: Collection[int]) -> list[_Listed]:
 
 
 def _grant(one: _Listed, role: str) -> str:
-    name = one.sequence.name
-    schema = quote_identifier(name.schema)
+    sequence = one.sequence.name
+    schema = quote_identifier(sequence.schema)
     return (
         f"role {role} may not read it: GRANT USAGE ON SCHEMA {schema} TO {role};"
-        f" GRANT SELECT ON SEQUENCE {name.sql} TO {role}"
+        f" GRANT SELECT ON SEQUENCE {sequence.sql} TO {role}"
     )
 
 
