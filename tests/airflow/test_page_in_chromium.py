@@ -159,7 +159,8 @@ def test_migration_and_skip_are_runs_with_what_the_dialog_asks_for(
 @pytest.mark.parametrize(
     ("button", "conf"),
     [
-        ("Verify", {"tables": ["public.customers"]}),
+        # A copy of the DAG may repair by default.
+        ("Verify", {"tables": ["public.customers"], "repair": False}),
         ("Repair", {"tables": ["public.customers"], "repair": True}),
     ],
 )

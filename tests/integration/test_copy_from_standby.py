@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 
@@ -13,7 +11,7 @@ import pytest
 from airflow_provider_pgrepl.errors import PgReplError, SnapshotError, TableSnapshotError
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
-from airflow_provider_pgrepl.replication.source.connection import connect, row
+from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.copy.copy_stream import open_copy
 from airflow_provider_pgrepl.replication.source.copy.imported_snapshot import export_again
 from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import SnapshotHolder, keep
@@ -21,7 +19,7 @@ from airflow_provider_pgrepl.replication.source.slot_creation import export_snap
 from demo.postgres import Server
 from tests.conftest import running_server
 from tests.support.replicated import execute, wait_until
-from tests.support.standby import standby_of
+from tests.support.standby import silent, standby_of
 
 ROWS = 200_000
 RANGE_BYTES = 1 << 30
@@ -86,20 +84,7 @@ def keeping(dsn: str) -> Iterator[SnapshotHolder]:
             yield keeper
 
 
-@contextmanager
-def silent(primary: Server) -> Iterator[None]:
-    """Suspend the process that logs the running transactions now and then."""
-    with closing(connect(primary.dsn(), "test")) as connection:
-        of_writer = "select pid from pg_stat_activity where backend_type = 'background writer'"
-        pid = int(row(connection, of_writer)[0])
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
-
-
-def test_slot_of_a_standby_is_created_when_its_primary_is_asked_to_log(primary, standby):
+def test_slot_of_a_standby_is_created_when_its_primary_is_asked_to_log(primary, standby, server):
     execute(
         primary.dsn(),
         "create role asks login",
@@ -111,9 +96,18 @@ def test_slot_of_a_standby_is_created_when_its_primary_is_asked_to_log(primary, 
         with pytest.raises(SnapshotError, match="a standby, and waits until") as caught:
             export_snapshot(standby.dsn(), "waits", timeout_s=3)
         assert "pg_log_standby_snapshot" in caught.value.hint
-        with pytest.raises(SnapshotError, match=r"have ended: .*port 1"):
+        with pytest.raises(SnapshotError, match=r"does not: .*port 1"):
             export_snapshot(standby.dsn(), "waits", timeout_s=3, primary_dsn=elsewhere)
+        with pytest.raises(SnapshotError, match="does not lead to this standby's primary"):
+            export_snapshot(standby.dsn(), "waits", timeout_s=3, primary_dsn=server.dsn())
         export_snapshot(standby.dsn(), "made", timeout_s=120, primary_dsn=asking).close()
+        with closing(psycopg2.connect(primary.dsn())) as writing, writing.cursor() as cursor:
+            cursor.execute("insert into t values (0, 'open')")
+            with pytest.raises(
+                SnapshotError, match="waits for transactions that run on the primary"
+            ) as caught:
+                export_snapshot(standby.dsn(), "waits", timeout_s=5, primary_dsn=asking)
+        assert "pg_prepared_xacts" in caught.value.hint
 
 
 def test_copy_gives_way_to_replay_of_ddl(primary, standby):

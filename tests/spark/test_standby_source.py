@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,31 +11,13 @@ import pytest
 from tests.conftest import running_server
 from tests.spark.test_verify import Verified
 from tests.support.replicated import execute
-from tests.support.standby import PHYSICAL_SLOT, promote, standby_of
+from tests.support.standby import PHYSICAL_SLOT, promote, silent, standby_of
 from tests.support.traffic import INSERT_ONLY, SETUP, TABLES, traffic
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.thorough("spark/test_verify.py: the same with a primary")
-
-
-@contextmanager
-def logging_running_transactions(dsn: str) -> Iterator[None]:
-    """Let the primary write what a standby needs before it can create a slot, as the how-to says."""
-    over = threading.Event()
-
-    def log() -> None:
-        while not over.wait(0.5):
-            execute(dsn, "select pg_log_standby_snapshot()")
-
-    thread = threading.Thread(target=log)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
 
 
 def test_pipeline_reads_from_standby_and_is_resynced_when_it_is_promoted(
@@ -63,7 +43,8 @@ def test_pipeline_reads_from_standby_and_is_resynced_when_it_is_promoted(
             publication="ours",
             publication_mode="use",
         )
-        with logging_running_transactions(primary.dsn()):
+        monkeypatch.setenv("PGREPL_PRIMARY_DSN", primary.dsn())
+        with silent(primary):
             with traffic(primary.dsn(), 1) as writing:
                 writing.wait_for_more(10)
                 pipeline.snapshot()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import psycopg2
@@ -41,6 +42,21 @@ def standby_of(primary: Server, **settings: str) -> Iterator[Server]:
             yield standby
         finally:
             standby.stop(immediate=True)
+
+
+@contextmanager
+def silent(primary: Server) -> Iterator[None]:
+    """Let the primary log its running transactions only when it is asked: an idle one logs none."""
+    # A checkpoint logs them, and so does the background writer.
+    execute(primary.dsn(), "alter system set checkpoint_timeout = '1d'", "select pg_reload_conf()")
+    with closing(psycopg2.connect(primary.dsn())) as connection, connection.cursor() as cursor:
+        cursor.execute("select pid from pg_stat_activity where backend_type = 'background writer'")
+        [(pid,)] = cursor.fetchall()
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 @contextmanager

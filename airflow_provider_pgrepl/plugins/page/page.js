@@ -414,7 +414,7 @@ const ACTIONS = [
   { id: "retry", title: "Retry", states: ["errored"], command: "pgrepl retry ", about: "Continue errored tables from the changelog, without a new copy." },
   { id: "maintain", title: "Maintain", about: "Compact small files and delete unreferenced files." },
   { id: "resnapshot", title: "Resnapshot", command: "pgrepl snapshot FILE.json --tables ", danger: "The rows of these lake tables are replaced by a new copy. The copy reads the source.", conf: (tables) => ({ tables }) },
-  { id: "verify", title: "Verify", about: "Compare these lake tables with the source at one LSN, while replication runs. The run fails if rows differ, and its log counts them.", conf: (tables) => ({ tables }) },
+  { id: "verify", title: "Verify", about: "Compare these lake tables with the source at one LSN, while replication runs. The run fails if rows differ, and its log counts them.", conf: (tables) => ({ tables, repair: false }) },
   { id: "repair", title: "Repair", danger: "Rows of these lake tables that differ from the source are replaced by the source's.", conf: (tables) => ({ tables, repair: true }) },
   { id: "add", title: "Add…", asks: true, about: "Copy these tables, and keep them current." },
   { id: "remove", title: "Remove", command: "pgrepl remove ", danger: "These tables are no longer replicated. Their lake tables stay as they are; to replicate them again, they are copied again." },

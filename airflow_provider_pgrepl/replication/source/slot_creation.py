@@ -35,6 +35,7 @@ from airflow_provider_pgrepl.errors import (
     ServerSettingError,
     SlotError,
     SnapshotError,
+    SourceConnectionError,
 )
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import quote_identifier
@@ -47,6 +48,7 @@ from airflow_provider_pgrepl.replication.source.connection import (
     row,
     rows,
 )
+from airflow_provider_pgrepl.replication.source.server import read_server
 from airflow_provider_pgrepl.replication.source.server_errors import describe, source_errors, translate
 from airflow_provider_pgrepl.replication.source.slot import (
     PLUGIN,
@@ -79,14 +81,14 @@ _WITHOUT = (
 )
 _CANCEL_GRACE_S = 10.0
 _LOG_EVERY_S = 1.0
-_STANDBY_WAITS = (
-    "the server is a standby, and waits until the primary logs its running transactions, which an idle one"
-    " does not, and until these have ended"
-)
 _LOG_AT_PRIMARY = (
     "nothing was created. Run the command again, and meanwhile on the primary:"
-    " select pg_log_standby_snapshot(); or name a connection to the primary, over which this command does"
-    " that: primary_conn_id, or PGREPL_PRIMARY_DSN"
+    " select pg_log_standby_snapshot(); or name a connection to the primary, whose role may execute that"
+    " function, and this command does that: primary_conn_id, or PGREPL_PRIMARY_DSN"
+)
+_END_AT_PRIMARY = (
+    "nothing was created. Wait until the primary's old transactions have ended (pg_stat_activity and"
+    " pg_prepared_xacts there) and run the command again, or raise slot_timeout_s"
 )
 _ENDED_BY_US = (None, "57014", "57P01")
 log = logging.getLogger(__name__)
@@ -234,25 +236,29 @@ class SlotCreation:
         """
         deadline = time.monotonic() + self._timeout_s
         if self._primary_dsn and self._is_on_standby():
-            while worker.is_alive() and time.monotonic() < deadline and not self._not_logged:
-                self._log_running_transactions()
-                worker.join(_LOG_EVERY_S)
+            try:
+                self._log_running_transactions(worker, deadline)
+            except PgReplError as error:
+                self._not_logged = error.message
+                log.warning("%s: the slot waits until the primary does this by itself", error.message)
         worker.join(max(0.0, deadline - time.monotonic()))
 
     def _is_on_standby(self) -> bool:
         with source_errors("asking if the source is a standby"):
             return bool(row(self._control, "SELECT pg_catalog.pg_is_in_recovery()")[0])
 
-    def _log_running_transactions(self) -> None:
-        try:
-            with (
-                closing(connect(self._primary_dsn, "slot control")) as primary,
-                source_errors("logging the running transactions of the primary"),
-            ):
-                rows(primary, "SELECT pg_catalog.pg_log_standby_snapshot()")
-        except PgReplError as error:
-            self._not_logged = error.message
-            log.warning("%s: the slot waits until the primary does this by itself", error.message)
+    def _log_running_transactions(self, worker: threading.Thread, deadline: float) -> None:
+        """Let the primary log them each second until the answer, or the time limit. Raises PgReplError."""
+        of_standby = read_server(self._control).system_identifier
+        with closing(connect(self._primary_dsn, "slot control")) as primary:
+            if read_server(primary).system_identifier != of_standby:
+                raise SourceConnectionError(
+                    "primary_conn_id, or PGREPL_PRIMARY_DSN, does not lead to this standby's primary"
+                )
+            while worker.is_alive() and time.monotonic() < deadline:
+                with source_errors("logging the running transactions of the primary"):
+                    rows(primary, "SELECT pg_catalog.pg_log_standby_snapshot()")
+                worker.join(_LOG_EVERY_S)
 
     def _create(self) -> None:
         has_options = self._connection.server_version >= 150000
@@ -290,14 +296,26 @@ class SlotCreation:
             f" {self._timeout_s:g} s"
         )
         if self._is_on_standby():
-            why = f": {self._not_logged}" if self._not_logged else ""
-            raise SnapshotError(f"{late}: {_STANDBY_WAITS}{why}", _LOG_AT_PRIMARY)
+            self._refuse_standby(late)
         raise SnapshotError(
             f"{late}, because the server waits for transactions that were running:"
             f" {'; '.join(blockers) or 'none of them can be seen'}",
             "nothing was created. Wait until they have ended and run the command again, or raise"
             " slot_timeout_s. Ending one (select pg_terminate_backend(pid)) rolls its work back: ask its"
             " owner first. A prepared transaction ends with COMMIT PREPARED or ROLLBACK PREPARED",
+        )
+
+    def _refuse_standby(self, late: str) -> NoReturn:
+        if self._primary_dsn and not self._not_logged:
+            raise SnapshotError(
+                f"{late}: the server is a standby, and waits for transactions that run on the primary",
+                _END_AT_PRIMARY,
+            )
+        why = f": {self._not_logged}" if self._not_logged else ""
+        raise SnapshotError(
+            f"{late}: the server is a standby, and waits until the primary logs its running transactions,"
+            f" which an idle primary does not{why}",
+            _LOG_AT_PRIMARY,
         )
 
     def _end(self, worker: threading.Thread, how: str) -> None:
