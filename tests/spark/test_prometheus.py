@@ -75,6 +75,7 @@ def answered(ask: Ask, path: str, **parameters: str) -> Any:
         return None
 
 
+@pytest.mark.thorough("unit/test_metrics: what is queried exists; integration/test_publishing: an endpoint")
 def test_prometheus_has_every_queried_series_and_alerts_for_an_errored_table(dsn, tmp_path):
     execute(dsn, "create table t (id int primary key, v text)", "create table u (id int primary key)")
     one = Replicated(dsn, tmp_path, ("public.t", "public.u"))
