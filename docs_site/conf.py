@@ -17,7 +17,7 @@ _SECTIONS = {
     "Tutorial": ["docs/tutorial/*"],
     "How-to guides": ["docs/how-to/*"],
     "Reference": ["docs/reference/*", "docs_site/api/*"],
-    "Explanation": ["docs/explanation/*", "ARCHITECTURE", "docs/benchmarks"],
+    "Explanation": ["docs/explanation/*", "ARCHITECTURE", "docs/benchmarks", "docs/soak"],
     "Project": ["README", "CHANGELOG", "CONTRIBUTING", "docs/decisions/*"],
 }
 """The sections of the site's menu, each with patterns of its pages."""

@@ -260,11 +260,15 @@ def report(counts: Counts, seed: int, hours: float, outcome: str) -> str:
     def listed(found: Counter[str] | Counter[int]) -> str:
         return ", ".join(f"{name}: {count:,}" for name, count in sorted(found.items())) or "none"
 
+    network = Counter(
+        {name: count for name, count in counts.faults.items() if name.partition(" of ")[0] in FAULTS}
+    )
     rows = {
         "result": outcome,
         "time": f"{hours:.1f} h, seed {seed}",
         "transactions": f"{counts.transactions:,} in {counts.rounds:,} rounds, each with one fault",
-        "faults": listed(counts.faults),
+        "faults of the network": listed(network),
+        "other faults": listed(counts.faults - network),
         "ends of the app by exit code": listed(counts.exits),
         "tables that stopped, and were resnapshotted": listed(counts.errored),
         "points whose sums were checked": f"{counts.points:,}",
