@@ -33,6 +33,7 @@ from airflow_provider_pgrepl.replication.lake.sequences import (
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.receiver.receiver import Receiver
+from airflow_provider_pgrepl.replication.source.catalog import sequences as catalog_sequences
 from airflow_provider_pgrepl.replication.source.catalog.sequences import (
     SequenceReading,
     SequenceValue,
@@ -179,6 +180,37 @@ def test_unused_sequence_is_not_selected_where_its_schema_could_be_replaced(dsn,
     assert (unused in found[0].unread) is (major < 18)
     assert unused in found[1].values
     assert TableName("public", "free") in found[0].values or major < 18
+
+
+@pytest.mark.differs_by_major("PostgreSQL 18 reads a sequence by its OID", since=(18,))
+def test_view_that_takes_the_name_of_an_unused_sequence_is_not_selected(dsn, run, monkeypatch):
+    """Its owner renames the sequence after it was listed, and puts the view in its place."""
+    role = f"mallory_{dsn.split('dbname=')[1].split()[0]}"
+    run(f"create role {role}", "create schema shared_place", f"grant all on schema shared_place to {role}")
+    run(f"set role {role}", "create sequence shared_place.s", "reset role")
+    listed = catalog_sequences._list
+
+    def list_and_replace(*given):
+        found = listed(*given)
+        run(
+            f"set role {role}",
+            "create function shared_place.stay() returns bool language plpgsql as"
+            " $$ begin perform pg_advisory_lock(4714); return true; end $$",
+            "alter sequence shared_place.s rename to hidden",
+            "create view shared_place.s as select 7::bigint last_value, shared_place.stay() is_called",
+            "grant all on all tables in schema shared_place to public",
+            "reset role",
+        )
+        return found
+
+    monkeypatch.setattr(catalog_sequences, "_list", list_and_replace)
+    try:
+        with closing(connect(dsn, "test")) as source:
+            (value,) = read_sequences(source, [], trusts_owners=False).values.values()
+            assert run("select pid from pg_locks where locktype = 'advisory' and objid = 4714") == []
+        assert (value.last_value, value.is_called) == (1, False)
+    finally:
+        run(f"drop owned by {role} cascade", f"drop role {role}")
 
 
 class Recorded:

@@ -80,9 +80,10 @@ SELECT given.oid::bigint, read.last_value, read.is_called FROM pg_catalog.unnest
 _LAST_VALUES = """
 SELECT oid::bigint, pg_catalog.pg_sequence_last_value(oid) FROM pg_catalog.unnest(%s::oid[]) AS given (oid)
 """
-_STILL_NAMED = """
-SELECT c.oid::bigint FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-WHERE c.oid = ANY (%s::oid[])
+_VERIFIED_NAMES = """
+SELECT c.oid::bigint, n.nspname, c.relname
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE c.oid = ANY (%s::oid[]) AND c.relkind = 'S'
     AND pg_catalog.to_regclass(pg_catalog.format('%%I.%%I', n.nspname, c.relname)) = c.oid
 """
 _CHANGED_MEANWHILE = (
@@ -246,23 +247,24 @@ def _read_unless_changed(
 def _read_chunk(
     connection: Connection, chunk: Iterable[_Listed], trusts_owners: bool
 ) -> dict[int, tuple[int, bool] | None]:
-    names = {one.oid: one.sequence.name for one in chunk}
+    oids = [one.oid for one in chunk]
     with one_moment(connection):
         with connection.cursor() as cursor:
             cursor.execute(f"SET LOCAL lock_timeout = {_LOCK_WAIT_MS}")
         if connection.server_version >= _GETS_DATA_BY_OID:
-            data = rows(connection, _DATA, (list(names),))
+            data = rows(connection, _DATA, (oids,))
             return {oid: (value, is_called) for oid, value, is_called in data if value is not None}
         # This locks the sequences: none of them can be renamed or dropped until the transaction ends.
-        last = dict(rows(connection, _LAST_VALUES, (list(names),)))
+        last = dict(rows(connection, _LAST_VALUES, (oids,)))
         unused = [oid for oid, value in last.items() if value is None]
         found: dict[int, tuple[int, bool] | None] = {
             oid: (value, True) for oid, value in last.items() if value is not None
         }
         if unused and not (trusts_owners or has_fixed_places(connection, unused)):
             return found | dict.fromkeys(unused)
-        named = [oid for (oid,) in rows(connection, _STILL_NAMED, (unused,))]
-        return found | _select(connection, {oid: names[oid] for oid in named})
+        # Do not use the listed names: another relation may have them since.
+        names = {oid: TableName(*name) for oid, *name in rows(connection, _VERIFIED_NAMES, (unused,))}
+        return found | _select(connection, names)
 
 
 def _select(connection: Connection, names: Mapping[int, TableName]) -> dict[int, tuple[int, bool] | None]:
