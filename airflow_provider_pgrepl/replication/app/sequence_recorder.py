@@ -40,7 +40,7 @@ RENEWAL_S = 60.0
 """Seconds after which the values are read without a new point, or unchanged values get the LSN of a newer
 one."""
 _REST = 20
-"""A reading is followed by a pause of at least this many times its duration."""
+"""A reading is followed by a pause of this many times its duration, up to RENEWAL_S."""
 _PAUSE_S = 10.0
 """Seconds until the next try after an error."""
 _LAST_S = 5.0
@@ -102,13 +102,15 @@ class SequenceRecorder:
             return
         source = self._connect()
         self._check_server(source, lsn)
-        reading = read_sequences(source, self._table_oids(), trusts_owners=self._pipeline.trust_table_owners)
+        reading = self._read(source, is_last=is_last)
+        if self._stopping.is_set() and not is_last:
+            return  # It is perhaps not complete, and the last reading follows.
         with source_errors("asking for the time"):
             now: datetime = row(source, "SELECT pg_catalog.clock_timestamp()")[0]
         self._record_values(reading, lsn, now, is_last=is_last)
         ended = time.monotonic()
         self._read_for, self._next_without_point = lsn, ended + RENEWAL_S
-        self._next = ended + max(INTERVAL_S, _REST * (ended - began))
+        self._next = ended + min(RENEWAL_S, max(INTERVAL_S, _REST * (ended - began)))
         self._report(", ".join(f"{name} ({why})" for name, why in sorted(reading.unread.items())))
 
     def _connect(self) -> Connection:
@@ -130,10 +132,16 @@ class SequenceRecorder:
                 "this is tried again. If it persists, let the connection lead to one server only",
             )
 
-    def _table_oids(self) -> list[int]:
-        tables = self._state_db.read_tables(self._pipeline.name).values()
-        kept = (table for table in tables if table.state is not TableState.REMOVED)
-        return [table.relation.oid for table in kept if table.relation is not None]
+    def _read(self, source: Connection, *, is_last: bool) -> SequenceReading:
+        records = self._state_db.read_tables(self._pipeline.name).items()
+        kept = {name: one.relation for name, one in records if one.state is not TableState.REMOVED}
+        return read_sequences(
+            source,
+            [relation.oid for relation in kept.values() if relation is not None],
+            list(kept),
+            trusts_owners=self._pipeline.trust_table_owners,
+            is_stopped=lambda: self._stopping.is_set() and not is_last,
+        )
 
     def _record_values(self, reading: SequenceReading, lsn: LSN, now: datetime, *, is_last: bool) -> None:
         """Replace the recorded values if one has changed, or if it is time to renew their LSN."""

@@ -61,7 +61,11 @@ def source_warnings(
 def _unread_sequences(
     source: Connection, pipeline: Pipeline, records: Mapping[TableName, TableRecord]
 ) -> Iterable[str]:
-    refused = refused_sequences(source, _oids(records)) if pipeline.sequences else {}
+    if not pipeline.sequences:
+        return ()
+    oids = _oids(records)
+    names = {table for table, record in records.items() if record.state is not TableState.REMOVED}
+    refused = refused_sequences(source, oids, names)
     return (f"sequence {name}: {why}" for name, why in refused.items())
 
 

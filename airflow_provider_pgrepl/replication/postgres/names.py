@@ -26,8 +26,14 @@ def show_identifier(name: str) -> str:
 
     Unprintable characters are escaped in PostgreSQL's notation: `U&"two\\000Alines"`.
     """
-    if _PLAIN_IDENTIFIER.fullmatch(name):
-        return name
+    return name if _PLAIN_IDENTIFIER.fullmatch(name) else show_quoted(name)
+
+
+def show_quoted(name: str) -> str:
+    """Return a name for a statement in a message: always quoted, without line breaks.
+
+    Unprintable characters are escaped as by `show_identifier`.
+    """
     return quote_identifier(name) if name.isprintable() else _escaped_identifier(name)
 
 

@@ -82,12 +82,12 @@ ORDER BY 1, 2, 3
 # A role that owns a schema, directly or as a member of the owner, and may create schemas, can replace a
 # locked table by another one. The owner of the database is trusted not to.
 _STANDING = """
-SELECT pg_catalog.bool_and(r.rolsuper OR r.rolname = current_user),
-    pg_catalog.bool_and(s.rolsuper OR s.rolname IN (current_user, 'pg_database_owner') OR s.oid = d.datdba
+SELECT c.oid::bigint, r.rolsuper OR r.rolname = current_user,
+    s.rolsuper OR s.rolname IN (current_user, 'pg_database_owner') OR s.oid = d.datdba
         OR NOT EXISTS (SELECT FROM pg_catalog.pg_roles m
             WHERE NOT m.rolsuper AND m.rolname <> current_user AND m.oid <> d.datdba
             AND pg_catalog.has_database_privilege(m.oid, d.oid, 'CREATE')
-            AND pg_catalog.pg_has_role(m.oid, s.oid, 'USAGE')))
+            AND pg_catalog.pg_has_role(m.oid, s.oid, 'USAGE'))
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_roles r ON r.oid = c.relowner
     JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace JOIN pg_catalog.pg_roles s ON s.oid = n.nspowner
     JOIN pg_catalog.pg_database d ON d.datname = pg_catalog.current_database()
@@ -150,18 +150,20 @@ def shut_owners_out(
     conflicting lock.
     """
     with source_errors("asking who owns the tables"):
-        owners_trusted, places_firm = row(check, _STANDING, (list(leaves),))
+        standing = rows(check, _STANDING, (list(leaves),))
+        owners_trusted = all(is_trusted for _, is_trusted, _ in standing)
+        places_firm = bool(standing) and all(is_firm for _, _, is_firm in standing)
         if not places_firm or not (owners_trusted or _lock(connection, leaves.values())):
             return None
     return read_owner_code(check, leaves)
 
 
-def has_fixed_places(connection: Connection, oids: Iterable[int]) -> bool:
-    """Return True if no untrusted role can put the schema of one of these relations in another one's place.
+def with_fixed_places(connection: Connection, oids: Iterable[int]) -> set[int]:
+    """Return those of these relations whose schema no untrusted role can replace by another schema.
 
     Raises psycopg2's errors.
     """
-    return bool(row(connection, _STANDING, (list(oids),))[1])
+    return {oid for oid, _, is_firm in rows(connection, _STANDING, (list(oids),)) if is_firm}
 
 
 def let_owners_in(connection: Connection) -> None:

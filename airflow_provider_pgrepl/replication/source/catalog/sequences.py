@@ -16,14 +16,15 @@ ahead.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
 import psycopg2
 import psycopg2.errors
 
-from airflow_provider_pgrepl.replication.postgres.names import ColumnName, TableName, quote_identifier
-from airflow_provider_pgrepl.replication.source.catalog.owner_code import has_fixed_places
+from airflow_provider_pgrepl.replication.postgres.names import ColumnName, TableName, show_quoted
+from airflow_provider_pgrepl.replication.source.catalog.owner_code import with_fixed_places
 from airflow_provider_pgrepl.replication.source.connection import Connection, one_moment, row, rows
 from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 
@@ -32,12 +33,20 @@ _AT_ONCE = 100
 """Sequences read in one transaction. `pg_sequence_last_value` locks each until its end, and the server's
 table of locks is small: max_locks_per_transaction times max_connections, 6,400 by default."""
 _LOCK_WAIT_MS = 200
+_NEXT_LOCK_WAIT_MS = 1
+"""Wait for a lock after the reading has waited for one in vain. 0 would mean to wait without a limit."""
 
 # Owned by a column: deptype "a" for serial and OWNED BY, "i" for identity. Used by a default: deptype "n"
 # from the default to the sequence. https://www.postgresql.org/docs/current/catalog-pg-depend.html
 _SEQUENCES = """
 WITH RECURSIVE tables (oid) AS (
-    SELECT oid FROM pg_catalog.unnest(%(oids)s::oid[]) AS given (oid)
+    (SELECT oid FROM pg_catalog.unnest(%(oids)s::oid[]) AS given (oid)
+    UNION
+    SELECT c.oid
+    FROM ROWS FROM (pg_catalog.unnest(%(schemas)s::name[]), pg_catalog.unnest(%(names)s::name[]))
+        AS given (schema, name)
+        JOIN pg_catalog.pg_namespace n ON n.nspname = given.schema
+        JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = given.name)
     UNION
     SELECT i.inhrelid FROM tables t JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid
 ), owners (sequence, relation, attnum) AS (
@@ -85,6 +94,12 @@ SELECT c.oid::bigint, n.nspname, c.relname
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE c.oid = ANY (%s::oid[]) AND c.relkind = 'S'
     AND pg_catalog.to_regclass(pg_catalog.format('%%I.%%I', n.nspname, c.relname)) = c.oid
+"""
+_LOCKED = """
+SELECT l.relation::bigint FROM pg_catalog.pg_locks l
+    JOIN pg_catalog.pg_database d ON d.oid = l.database AND d.datname = pg_catalog.current_database()
+WHERE l.locktype = 'relation' AND l.relation = ANY (%s::oid[]) AND l.pid <> pg_catalog.pg_backend_pid()
+    AND l.mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
 """
 _CHANGED_MEANWHILE = (
     psycopg2.errors.LockNotAvailable,
@@ -139,38 +154,49 @@ class _Listed:
     is_readable: bool
 
 
-def refused_sequences(connection: Connection, table_oids: Collection[int]) -> dict[TableName, str]:
+def refused_sequences(
+    connection: Connection, table_oids: Collection[int], table_names: Collection[TableName] = ()
+) -> dict[TableName, str]:
     """Return the sequences of `read_sequences` that the current role may not read, with the GRANT for each.
 
     Raises SourceError.
     """
     with source_errors("listing the sequences"):
-        listed = _list(connection, table_oids)
+        listed = _list(connection, table_oids, table_names)
         role = row(connection, "SELECT pg_catalog.quote_ident(current_user)")[0]
     return {one.sequence.name: _grant(one, role) for one in listed if not one.is_readable}
 
 
 def read_sequences(
-    connection: Connection, table_oids: Collection[int], *, trusts_owners: bool
+    connection: Connection,
+    table_oids: Collection[int],
+    table_names: Collection[TableName] = (),
+    *,
+    trusts_owners: bool,
+    is_stopped: Callable[[], bool] = lambda: False,
 ) -> SequenceReading:
     """Read the values of the sequences that may have numbered rows of these tables.
 
     These are the permanent sequences that a column of the tables, or of their partitions and children, owns
     or uses in its default, and those that no column of any table owns, because applications call them by
-    name. The latter exclude those of extensions. Waits up to 0.2 s for a lock of another session on a
+    name. The latter exclude those of extensions. Waits once up to 0.2 s for a lock of another session on a
     sequence.
 
-    :param table_oids: the OIDs of the pipeline's tables
+    :param table_oids: the recorded OIDs of the pipeline's tables
+    :param table_names: their names: a table that was created again has another OID
     :param trusts_owners: the setting `trust_table_owners`
+    :param is_stopped: asked before each 100 sequences. If it returns True, the others are not read
     :raises SourceError:
     """
     with source_errors("reading the sequences"):
-        by_oid = {one.oid: one for one in _list(connection, table_oids)}
+        by_oid = {one.oid: one for one in _list(connection, table_oids, table_names)}
         readable = [oid for oid, one in by_oid.items() if one.is_readable]
         found: dict[int, tuple[int, bool] | None] = {}
+        reader = _Reader(connection, trusts_owners)
         for begin in range(0, len(readable), _AT_ONCE):
-            chunk = [by_oid[oid] for oid in readable[begin : begin + _AT_ONCE]]
-            found |= _read_unless_changed(connection, chunk, trusts_owners)
+            if is_stopped():
+                break
+            found |= reader.read(readable[begin : begin + _AT_ONCE])
         role = row(connection, "SELECT pg_catalog.quote_ident(current_user)")[0]
     values = {
         by_oid[oid].sequence.name: SequenceValue(by_oid[oid].sequence, *value)
@@ -185,7 +211,14 @@ def read_sequences(
     return SequenceReading(values, unread)
 
 
-def _list(connection: Connection, table_oids: Collection[int]) -> list[_Listed]:
+def _list(
+    connection: Connection, table_oids: Collection[int], table_names: Collection[TableName]
+) -> list[_Listed]:
+    given = {
+        "oids": sorted(table_oids),
+        "schemas": [name.schema for name in table_names],
+        "names": [name.name for name in table_names],
+    }
     return [
         _Listed(
             oid,
@@ -198,17 +231,17 @@ def _list(connection: Connection, table_oids: Collection[int]) -> list[_Listed]:
             is_readable,
         )
         for oid, schema, name, table_schema, table, column, data_type, increment, is_readable in rows(
-            connection, _SEQUENCES, {"oids": sorted(table_oids)}
+            connection, _SEQUENCES, given
         )
     ]
 
 
 def _grant(one: _Listed, role: str) -> str:
     sequence = one.sequence.name
-    schema = quote_identifier(sequence.schema)
+    # No raw line breaks: they would let an owner forge lines of the log.
     return (
-        f"role {role} may not read it: GRANT USAGE ON SCHEMA {schema} TO {role};"
-        f" GRANT SELECT ON SEQUENCE {sequence.sql} TO {role}"
+        f"role {role} may not read it: GRANT USAGE ON SCHEMA {show_quoted(sequence.schema)} TO {role};"
+        f" GRANT SELECT ON SEQUENCE {show_quoted(sequence.schema)}.{show_quoted(sequence.name)} TO {role}"
     )
 
 
@@ -223,55 +256,67 @@ def _reason(one: _Listed, found: Mapping[int, object], role: str) -> str:
     return "it is locked by another session, or was changed meanwhile"
 
 
-def _read_unless_changed(
-    connection: Connection, chunk: list[_Listed], trusts_owners: bool
-) -> dict[int, tuple[int, bool] | None]:
-    """Return the values of these sequences by OID, without those that are locked or changed meanwhile.
+class _Reader:
+    """Reads values of sequences in chunks. Waits once for a lock of another session.
 
-    None stands for a value that must not be read.
+    From then on it leaves out sequences on which pg_locks shows a conflicting lock: with many locked
+    sequences, the waits would add up, and each failed statement is an error in the server's log.
     """
-    try:
-        return _read_chunk(connection, chunk, trusts_owners)
-    except _CHANGED_MEANWHILE:
-        if connection.closed or len(chunk) == 1:
-            return {}
-    middle = len(chunk) // 2
-    halves = chunk[:middle], chunk[middle:]
-    return {
-        oid: value
-        for half in halves
-        for oid, value in _read_unless_changed(connection, half, trusts_owners).items()
-    }
 
+    def __init__(self, connection: Connection, trusts_owners: bool) -> None:
+        self._connection, self._trusts_owners = connection, trusts_owners
+        self._wait_ms = _LOCK_WAIT_MS
 
-def _read_chunk(
-    connection: Connection, chunk: Iterable[_Listed], trusts_owners: bool
-) -> dict[int, tuple[int, bool] | None]:
-    oids = [one.oid for one in chunk]
-    with one_moment(connection):
-        with connection.cursor() as cursor:
-            cursor.execute(f"SET LOCAL lock_timeout = {_LOCK_WAIT_MS}")
-        if connection.server_version >= _GETS_DATA_BY_OID:
-            data = rows(connection, _DATA, (oids,))
-            return {oid: (value, is_called) for oid, value, is_called in data if value is not None}
-        # This locks the sequences: none of them can be renamed or dropped until the transaction ends.
-        last = dict(rows(connection, _LAST_VALUES, (oids,)))
-        unused = [oid for oid, value in last.items() if value is None]
-        found: dict[int, tuple[int, bool] | None] = {
-            oid: (value, True) for oid, value in last.items() if value is not None
-        }
-        if unused and not (trusts_owners or has_fixed_places(connection, unused)):
-            return found | dict.fromkeys(unused)
+    def read(self, oids: Items[int]) -> dict[int, tuple[int, bool] | None]:
+        """Return the values by OID, without those of sequences that are locked or changed meanwhile.
+
+        None stands for a value that must not be read.
+        """
+        if self._wait_ms == _LOCK_WAIT_MS:
+            try:
+                return self._read(oids)
+            except psycopg2.errors.LockNotAvailable:
+                self._wait_ms = _NEXT_LOCK_WAIT_MS
+            except _CHANGED_MEANWHILE:
+                pass
+        return self._read_or_halve(self._without_locked(oids))
+
+    def _without_locked(self, oids: Items[int]) -> list[int]:
+        locked = {oid for (oid,) in rows(self._connection, _LOCKED, (list(oids),))}
+        return [oid for oid in oids if oid not in locked]
+
+    def _read_or_halve(self, oids: Items[int]) -> dict[int, tuple[int, bool] | None]:
+        try:
+            return self._read(oids)
+        except _CHANGED_MEANWHILE:
+            if self._connection.closed or len(oids) == 1:
+                return {}
+        middle = len(oids) // 2
+        return self._read_or_halve(oids[:middle]) | self._read_or_halve(oids[middle:])
+
+    def _read(self, oids: Items[int]) -> dict[int, tuple[int, bool] | None]:
+        connection = self._connection
+        with one_moment(connection):
+            with connection.cursor() as cursor:
+                cursor.execute(f"SET LOCAL lock_timeout = {self._wait_ms}")
+            if connection.server_version >= _GETS_DATA_BY_OID:
+                data = rows(connection, _DATA, (list(oids),))
+                return {oid: (value, is_called) for oid, value, is_called in data if value is not None}
+            # This locks the sequences: none of them can be renamed or dropped until the transaction ends.
+            last = dict(rows(connection, _LAST_VALUES, (list(oids),)))
+            found: dict[int, tuple[int, bool] | None] = {
+                oid: None if value is None else (value, True) for oid, value in last.items()
+            }
+            return found | self._select([oid for oid, value in last.items() if value is None])
+
+    def _select(self, locked: Collection[int]) -> dict[int, tuple[int, bool]]:
+        """Return the values of those locked sequences that can be selected by name without risk."""
+        firm = locked if self._trusts_owners else with_fixed_places(self._connection, locked)
         # Do not use the listed names: another relation may have them since.
-        names = {oid: TableName(*name) for oid, *name in rows(connection, _VERIFIED_NAMES, (unused,))}
-        return found | _select(connection, names)
-
-
-def _select(connection: Connection, names: Mapping[int, TableName]) -> dict[int, tuple[int, bool] | None]:
-    """Return the values of locked sequences, selected by name."""
-    parts = [
-        f"SELECT {oid}, last_value, is_called FROM {name.sql}"  # noqa: S608 - quoted names
-        for oid, name in names.items()
-    ]
-    found = rows(connection, " UNION ALL ".join(parts)) if parts else []
-    return {oid: (value, is_called) for oid, value, is_called in found}
+        named = rows(self._connection, _VERIFIED_NAMES, (list(firm),))
+        parts = [
+            f"SELECT {oid}, last_value, is_called FROM {TableName(*name).sql}"  # noqa: S608 - quoted names
+            for oid, *name in named
+        ]
+        found = rows(self._connection, " UNION ALL ".join(parts)) if parts else []
+        return {oid: (value, is_called) for oid, value, is_called in found}
