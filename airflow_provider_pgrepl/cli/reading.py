@@ -31,7 +31,7 @@ FORMAT = Option(
     {"choices": ("table", "csv", "json", "parquet"), "default": "table", "help": "the output format"},
 )
 
-SQL = flag("--sql", "print SQL for psql that sets the sequences at another server")
+SQL = flag("--sql", "print SQL for psql that sets the sequences of a server, none of them back")
 
 
 def _changes(pipeline: Pipeline, arguments: Arguments) -> int:
@@ -67,9 +67,8 @@ def _sequences(pipeline: Pipeline, arguments: Arguments) -> int:
     from airflow_provider_pgrepl.replication.app import sequences
 
     found = sequences.read_sequences(pipeline)
-    if found.problem and arguments.sql:
-        sys.stderr.write(f"{escaped(found.problem)}\n")
     if arguments.sql:
+        sys.stderr.writelines(f"{escaped(problem)}\n" for problem in found.problems)
         return say(sequences.to_sql(found))
     return say(sequences.to_json(found) if arguments.json else sequences.to_text(found, datetime.now(UTC)))
 

@@ -20,12 +20,14 @@ from airflow_provider_pgrepl.__main__ import main
 from airflow_provider_pgrepl.errors import FencedError, SourceConnectionError
 from airflow_provider_pgrepl.replication.app.operations.teardown import teardown
 from airflow_provider_pgrepl.replication.app.sequence_recorder import SequenceRecorder
+from airflow_provider_pgrepl.replication.app.sequences import RecordedSequences, to_sql
 from airflow_provider_pgrepl.replication.app.status.status import read_status
 from airflow_provider_pgrepl.replication.app.status.text import to_text
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
 from airflow_provider_pgrepl.replication.delta.table import open_delta
 from airflow_provider_pgrepl.replication.lake.maintenance import Maintenance
 from airflow_provider_pgrepl.replication.lake.sequences import (
+    Recorded,
     RecordedValue,
     SequenceTable,
     read_recorded,
@@ -36,6 +38,7 @@ from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.receiver.receiver import Receiver
 from airflow_provider_pgrepl.replication.source.catalog import sequences as catalog_sequences
 from airflow_provider_pgrepl.replication.source.catalog.sequences import (
+    Sequence,
     SequenceReading,
     SequenceValue,
     read_sequences,
@@ -230,7 +233,7 @@ def test_view_that_takes_the_name_of_an_unused_sequence_is_not_selected(dsn, run
         run(f"drop owned by {role} cascade", f"drop role {role}")
 
 
-class Recorded:
+class Recording:
     """A pipeline whose receiver runs, and whose points a test makes, with the recorder of its app."""
 
     def __init__(self, dsn: str, folder: Path, receiver: Receiver, kept: Kept) -> None:
@@ -266,7 +269,7 @@ class Recorded:
 
     @property
     def values(self) -> dict[str, RecordedValue]:
-        return {str(one.name): one for one in read_recorded(self.kept.pipeline.lake_root)}
+        return {str(one.name): one for one in read_recorded(self.kept.pipeline.lake_root).values}
 
     @property
     def version(self) -> int:
@@ -274,11 +277,11 @@ class Recorded:
 
 
 @contextmanager
-def recorded_pipeline(dsn: str, folder: Path, *tables: str) -> Iterator[Recorded]:
+def recorded_pipeline(dsn: str, folder: Path, *tables: str) -> Iterator[Recording]:
     kept = Kept(dsn, folder, ("public.*",), sequences=True)
     kept.take(*tables)
     with kept.receiving(EAGER) as receiver:
-        yield Recorded(dsn, folder, receiver, kept)
+        yield Recording(dsn, folder, receiver, kept)
 
 
 T = "public.t"
@@ -316,13 +319,14 @@ def test_printed_sql_sets_every_sequence_of_another_database_without_the_source(
     assert said.err == ""
     assert said.out.isascii()
     with fresh_database(server) as new:
-        execute(new, *SCHEMA)
+        execute(new, *SCHEMA, "select setval('plain_id_seq', 50), setval('backward', -50)")
         psql = [str(server.bin / "psql"), new, "-v", "ON_ERROR_STOP=1"]
         subprocess.run(psql, input=said.out, text=True, check=True, capture_output=True)
         with session(new) as connection, connection.cursor() as cursor:
             for name, (_, _, increment, last, is_called) in EXPECTED.items():
                 parsed = TableName.parse(name)
                 cursor.execute("select nextval(%s)", (parsed.sql,))
+                last = {"plain_id_seq": 50, "backward": -50}.get(parsed.name, last)
                 assert cursor.fetchone() == (last + increment * is_called,), name
     assert main(["sequences", str(shop.kept.file), "--json"]) == 0
     shown_json = json.loads(capsys.readouterr().out)
@@ -349,6 +353,7 @@ def test_no_value_after_a_recorded_one_is_in_the_lake_as_of_its_point(dsn, tmp_p
         "create table up (id bigint primary key default nextval('upward'))",
         "create table down (id bigint primary key default nextval('downward'))",
     )
+    committed = "select (select count(*) from up) + (select count(*) from down)"
     ended = threading.Event()
 
     def work(number: int) -> None:
@@ -365,7 +370,10 @@ def test_no_value_after_a_recorded_one_is_in_the_lake_as_of_its_point(dsn, tmp_p
     with recorded_pipeline(dsn, tmp_path, *tables) as shop:
         for worker in workers:
             worker.start()
-        points = [shop.record(*tables) for _ in range(3)]
+        points = []
+        for wanted in (20, 30, 40):
+            wait_until(lambda wanted=wanted: run(committed)[0][0] >= wanted, what=f"{wanted} committed rows")
+            points.append(shop.record(*tables))
         ended.set()
         for worker in workers:
             worker.join()
@@ -385,7 +393,7 @@ def test_no_value_after_a_recorded_one_is_in_the_lake_as_of_its_point(dsn, tmp_p
                 query = f"select count(*) n from t where {used}"
                 counted = QueryBuilder().register("t", open_delta(uri)).execute(query).read_all()
                 assert counted["n"].to_pylist() == [0], (table, version)
-        assert shop.kept.lake_rows("public.up").num_rows > 20
+        assert sum(shop.kept.lake_rows(table).num_rows for table in tables) >= 40
 
 
 def test_values_are_committed_only_if_they_changed_or_their_lsn_is_renewed(shop, run):
@@ -457,9 +465,9 @@ def test_status_shows_the_age_and_reports_late_values(shop, run, dsn):
     assert f"sequences 1, valid up to {lsn}, read " in to_text(status)
     assert not [problem for problem in status.problems if "sequence" in problem]
     table = SequenceTable(shop.kept.pipeline.lake_root)
-    (one,) = table.read()
+    (one,) = table.read().values
     old = RecordedValue(one.value, one.epoch, one.lsn, datetime.now(UTC) - timedelta(hours=1))
-    table.write([old], 1, lsn)
+    table.write(Recorded([old]), 1, lsn)
     run("insert into t default values")
     shop.point(T)
     (late,) = read_status(shop.kept.pipeline, shop.kept.access).problems
@@ -470,9 +478,65 @@ def test_values_are_not_read_at_a_server_that_does_not_serve_the_slot(dsn, tmp_p
     run("create table t (id serial primary key)")
     with recorded_pipeline(dsn, tmp_path, T) as shop:
         shop.point(T)
+        elsewhere = shop.new_recorder(psycopg2.extensions.make_dsn(dsn, dbname="postgres"))
+        with pytest.raises(SourceConnectionError, match="does not serve slot"):
+            elsewhere.look()
+    shop.recorder.look()
+    assert shop.values == {}, "while the receiver reconnects, nothing is read, and nothing is wrong"
+    run(f"select pg_drop_replication_slot('{shop.kept.pipeline.slot}')")
     with pytest.raises(SourceConnectionError, match="does not serve slot"):
         shop.recorder.look()
-    assert shop.values == {}
+
+
+def test_sequence_that_was_never_read_is_named_without_the_source(dsn, tmp_path, run, capsys):
+    role = f"reader_{dsn.split('dbname=')[1].split()[0]}"
+    run("create table t (id serial primary key)", "create sequence secret")
+    run(f"create role {role} login", "revoke all on sequence secret from public")
+    run(f"grant select on t_id_seq to {role}", f"grant usage on schema public to {role}")
+    try:
+        with recorded_pipeline(dsn, tmp_path, T) as shop:
+            shop.recorder = shop.new_recorder(psycopg2.extensions.make_dsn(dsn, user=role))
+            shop.record(T)
+            version = shop.version
+            shop.recorder.look()
+            assert shop.version == version, "it is not recorded again as long as nothing changes"
+            for option in ((), ("--sql",), ("--json",)):
+                assert main(["sequences", str(shop.kept.file), *option]) == 0
+                said = capsys.readouterr().out
+                assert "secret" in said
+                assert "GRANT SELECT ON SEQUENCE" in said
+            run(f"revoke select on t_id_seq from {role}", f"grant select on secret to {role}")
+            shop.recorder.look()
+            assert set(shop.values) == {NUMBER, "public.secret"}
+    finally:
+        run(f"drop owned by {role}", f"drop role {role}")
+
+
+@pytest.mark.parametrize(
+    ("options", "at_server", "recorded", "following"),
+    [
+        ("", (9, True), (5, True), 10),
+        ("", (2, True), (5, True), 6),
+        ("", (5, True), (5, True), 6),
+        ("", (5, True), (5, False), 6),
+        ("", (5, False), (5, True), 6),
+        ("", (1, False), (5, False), 5),
+        ("increment -1", (-9, True), (-5, True), -10),
+        ("increment -1", (-2, True), (-5, True), -6),
+        ("increment -1", (-5, True), (-5, False), -6),
+        ("increment -1", (-5, False), (-5, True), -6),
+        ("increment -1", (-1, False), (-(2**63), False), -(2**63)),
+    ],
+)
+def test_printed_statement_sets_no_sequence_back(run, options, at_server, recorded, following):
+    name = TableName("public", "kä\n\\one's\"")
+    run(
+        f"create sequence {name.sql} {options}",
+        f"select setval($${name.sql}$$, {at_server[0]}, {at_server[1]})",
+    )
+    value = SequenceValue(Sequence(name, None, "bigint", -1 if options else 1), *recorded)
+    run(to_sql(RecordedSequences([RecordedValue(value, 1, LSN(1), datetime.now(UTC))], 1, LSN(1))))
+    assert run(f"select nextval($${name.sql}$$)") == [(following,)]
 
 
 def test_writer_that_was_overtaken_commits_nothing(shop, run):
@@ -493,9 +557,9 @@ def test_writer_that_was_overtaken_commits_nothing(shop, run):
 def test_value_of_an_earlier_epoch_stays_until_the_source_has_reached_it(shop, run):
     lsn = shop.record(T)
     table = SequenceTable(shop.kept.pipeline.lake_root)
-    (one,) = table.read()
+    (one,) = table.read().values
     ahead = SequenceValue(one.value.sequence, 100, True)
-    table.write([RecordedValue(ahead, 0, lsn, one.recorded_at)], 1, lsn)
+    table.write(Recorded([RecordedValue(ahead, 0, lsn, one.recorded_at)]), 1, lsn)
     shop.recorder = shop.new_recorder()
     shop.record(T)
     assert (shop.values[NUMBER].epoch, shop.values[NUMBER].value.last_value) == (0, 100)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.app.sequence_recorder import merge_values
-from airflow_provider_pgrepl.replication.app.sequences import RecordedSequences, to_sql, to_text
+from airflow_provider_pgrepl.replication.app.sequences import RecordedSequences, to_json, to_sql, to_text
 from airflow_provider_pgrepl.replication.lake.sequences import RecordedValue
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
@@ -44,6 +45,8 @@ def merged(before: SequenceValue, now: SequenceValue, *, epoch_before: int) -> S
         (value("s", 5), value("s", 5, is_called=False), True),
         (value("s", 5, is_called=False), value("s", 5), False),
         (value("s", -5, increment=-1), value("s", -4, increment=-1), True),
+        (value("s", -5, increment=-1), value("s", 1), False),
+        (value("s", 5), value("s", -1, increment=-1), False),
         (value("s", -5, increment=-1), value("s", -6, increment=-1), False),
     ],
 )
@@ -60,21 +63,24 @@ def test_sequence_that_was_not_read_keeps_its_row_and_a_dropped_one_loses_it():
 
 
 @pytest.mark.parametrize(
-    ("schema", "name", "literal"),
+    ("schema", "name", "literal", "identifier"),
     [
-        ("public", "plain", """'"public"."plain"'"""),
-        ("S", "it's", """'"S"."it''s"'"""),
-        ("a.b", 'double"', '\'"a.b"."double"""\''),
-        ("s", "back\\slash", """E'"s"."back\\\\slash"'"""),
-        ("s", "two\nlines", """E'"s"."two\\u000Alines"'"""),
-        ("s", "kä𝄞", """E'"s"."k\\u00E4\\U0001D11E"'"""),
+        ("public", "plain", """'"public"."plain"'""", '"public"."plain"'),
+        ("S", "it's", """'"S"."it''s"'""", '"S"."it\'s"'),
+        ("a.b", 'double"', '\'"a.b"."double"""\'', '"a.b"."double"""'),
+        ("s", "back\\slash", """E'"s"."back\\\\slash"'""", '"s"."back\\slash"'),
+        ("s", "two\nlines", """E'"s"."two\\u000Alines"'""", '"s".U&"two\\000Alines"'),
+        ("s", "kä𝄞", """E'"s"."k\\u00E4\\U0001D11E"'""", '"s".U&"k\\00E4\\+01D11E"'),
     ],
 )
-def test_names_in_sql_have_only_ascii_and_mean_the_same_in_every_session(schema, name, literal):
-    one = SequenceValue(Sequence(TableName(schema, name), None, "bigint", 1), -(2**63), False)
+def test_names_in_sql_have_only_ascii_and_mean_the_same_in_every_session(schema, name, literal, identifier):
+    one = SequenceValue(Sequence(TableName(schema, name), None, "bigint", 1), 7, False)
     *comments, line = to_sql(RecordedSequences([recorded(one)], 1, LSN(10))).split("\n")
     assert all(comment.startswith("-- ") for comment in comments)
-    assert line == f"select pg_catalog.setval({literal}, -9223372036854775808, false);"
+    assert line == (
+        f"select pg_catalog.setval({literal}, 7, false) from {identifier}"
+        " where (last_value, is_called) < (7, false);"
+    )
 
 
 def test_value_from_before_the_last_point_is_named_with_its_age():
@@ -84,6 +90,29 @@ def test_value_from_before_the_last_point_is_named_with_its_age():
     assert "public.s: recorded at 0/A, before the last consistent point 0/14: " in text
     assert "public.t: " not in text
     assert RecordedSequences([recorded(value("s", 7), lsn=20)], 1, LSN(20)).problem == ""
+
+
+def test_values_of_an_earlier_epoch_hide_neither_late_ones_nor_those_without_a_value():
+    values = [recorded(value("former", 7), epoch=1, lsn=90), recorded(value("late", 8), epoch=2, lsn=10)]
+    unread = {TableName("public", "locked"): "role r may not read it"}
+    found = RecordedSequences(values, 2, LSN(20), unread)
+    former, late, without = found.problems
+    assert former.startswith("public.former: recorded in an earlier epoch. The present source is before this")
+    assert "or its value could not be read there" in former
+    assert late.startswith("public.late: recorded at 0/A, before the last consistent point 0/14")
+    assert without == "no value is recorded of public.locked (role r may not read it)"
+    assert found.problem == f"{former}. {late}"
+    for text in (to_text(found, NOW), to_sql(found)):
+        assert all(problem in text for problem in found.problems)
+    assert json.loads(to_json(found))["unread"] == [
+        {"schema": "public", "sequence": "locked", "reason": "role r may not read it"}
+    ]
+
+
+def test_long_lists_of_names_are_cut():
+    values = [recorded(value(f"s{number:02}", 7)) for number in range(14)]
+    problem = RecordedSequences(values, 2, None).problem
+    assert "public.s09 and 4 more: recorded in an earlier epoch" in problem
 
 
 def test_sequences_need_lake_tables():

@@ -15,9 +15,10 @@ from datetime import datetime
 
 from airflow_provider_pgrepl.errors import PgReplError, SourceConnectionError
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
-from airflow_provider_pgrepl.replication.lake.sequences import RecordedValue, SequenceTable
+from airflow_provider_pgrepl.replication.lake.sequences import Recorded, RecordedValue, SequenceTable
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.runtime.quantities import show_list
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.catalog.sequences import (
     SequenceReading,
@@ -101,7 +102,8 @@ class SequenceRecorder:
         if not lsn:
             return
         source = self._connect()
-        self._check_server(source, lsn)
+        if not self._serves(source, lsn):
+            return
         reading = self._read(source, is_last=is_last)
         if self._stopping.is_set() and not is_last:
             return  # It is perhaps not complete, and the last reading follows.
@@ -111,26 +113,28 @@ class SequenceRecorder:
         ended = time.monotonic()
         self._read_for, self._next_without_point = lsn, ended + RENEWAL_S
         self._next = ended + min(RENEWAL_S, max(INTERVAL_S, _REST * (ended - began)))
-        self._report(", ".join(f"{name} ({why})" for name, why in sorted(reading.unread.items())))
+        self._report(show_list([f"{name} ({why})" for name, why in sorted(reading.unread.items())]))
 
     def _connect(self) -> Connection:
         if self._connection is None:
             self._connection = connect(self._dsn, f"sequences {self._pipeline.name}", read_only=True)
         return self._connection
 
-    def _check_server(self, source: Connection, lsn: LSN) -> None:
-        """Raise SourceConnectionError unless this server serves the slot, and has the WAL up to the point.
+    def _serves(self, source: Connection, lsn: LSN) -> bool:
+        """Return True if this server serves the slot, and False if the receiver is not connected to it now.
 
-        Another one that the connection string leads to, such as a standby that is behind or a former primary,
-        may have values from before the point.
+        Raises SourceConnectionError if it does not have the slot, or not the WAL up to the point. Another
+        server that the connection string leads to, such as a standby that is behind or a former primary, may
+        have values from before the point.
         """
         slot = read_slot(source, self._record.slot)
-        is_served = slot is not None and slot.active and slot.database == current_database(source)
-        if not is_served or written_lsn(source) <= lsn:
+        is_here = slot is not None and slot.database == current_database(source)
+        if not is_here or written_lsn(source) <= lsn:
             raise SourceConnectionError(
                 f"the connection leads to a server or database that does not serve slot {self._record.slot}",
                 "this is tried again. If it persists, let the connection lead to one server only",
             )
+        return slot is not None and slot.active
 
     def _read(self, source: Connection, *, is_last: bool) -> SequenceReading:
         records = self._state_db.read_tables(self._pipeline.name).items()
@@ -145,13 +149,16 @@ class SequenceRecorder:
 
     def _record_values(self, reading: SequenceReading, lsn: LSN, now: datetime, *, is_last: bool) -> None:
         """Replace the recorded values if one has changed, or if it is time to renew their LSN."""
-        before = {one.name: one for one in self._table.read()}
+        recorded = self._table.read()
+        before = {one.name: one for one in recorded.values}
         rows = merge_values(reading, before, self._record.epoch, lsn, now)
+        unread = {name: why for name, why in reading.unread.items() if name not in before}
         is_same = [one.value for one in rows] == [one.value for one in before.values()]
+        is_same = is_same and unread == recorded.unread
         may_renew = is_last or time.monotonic() >= self._renews_at
         if is_same and not (may_renew and any(one.point > before[one.name].point for one in rows)):
             return
-        self._table.write(rows, self._record.epoch, lsn)
+        self._table.write(Recorded(rows, unread), self._record.epoch, lsn)
         self._renews_at = time.monotonic() + RENEWAL_S
 
     def _run(self) -> None:
@@ -199,7 +206,7 @@ def merge_values(
     """
 
     def is_ahead(was: RecordedValue | None, value: SequenceValue) -> bool:
-        return was is not None and was.epoch < epoch and was.value.progress > value.progress
+        return was is not None and was.epoch < epoch and was.value.is_ahead_of(value)
 
     rows = [
         before[name] if is_ahead(before.get(name), value) else RecordedValue(value, epoch, lsn, now)

@@ -6,8 +6,8 @@ Reads only the lake: the source may be lost.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,7 +18,7 @@ from airflow_provider_pgrepl.replication.lake.consistent_points import Consisten
 from airflow_provider_pgrepl.replication.lake.sequences import RecordedValue, read_recorded
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
-from airflow_provider_pgrepl.replication.runtime.quantities import show_count, show_duration
+from airflow_provider_pgrepl.replication.runtime.quantities import show_count, show_duration, show_list
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 
 
@@ -28,11 +28,13 @@ class RecordedSequences:
 
     :param epoch: the present epoch
     :param point: the LSN of its newest consistent point, None without one
+    :param unread: for each sequence without a recorded value the reason
     """
 
     values: Sequence[RecordedValue]
     epoch: int
     point: LSN | None
+    unread: Mapping[TableName, str] = field(default_factory=dict)
 
     @property
     def oldest(self) -> RecordedValue:
@@ -41,20 +43,36 @@ class RecordedSequences:
 
     @property
     def problem(self) -> str:
-        """A sentence about values that may be too early for transactions in the lake, or empty."""
-        former = [str(one.name) for one in self.values if one.epoch < self.epoch]
-        if former:
-            return (
-                f"{', '.join(former)}: recorded in an earlier epoch, and not reached by the present"
-                " source yet. Set them there, as pgrepl sequences FILE.json --sql prints it"
-            )
-        late = [str(one.name) for one in self.values if self.point is not None and one.lsn < self.point]
+        """Sentences about values that may be too early for transactions in the lake, or empty."""
+        return ". ".join(sentence for sentence in (self._former(), self._late()) if sentence)
+
+    @property
+    def problems(self) -> list[str]:
+        """The sentences of `problem`, and one about sequences without a recorded value."""
+        unread = f"no value is recorded of {show_unread(self.unread)}" if self.unread else ""
+        return [sentence for sentence in (self._former(), self._late(), unread) if sentence]
+
+    def _former(self) -> str:
+        names = [str(one.name) for one in self.values if one.epoch < self.epoch]
+        if not names:
+            return ""
+        return (
+            f"{show_list(names)}: recorded in an earlier epoch. The present source is before this value, or"
+            " its value could not be read there. Compare the values, and set the sequence at the present"
+            " source if it is before the recorded value. The output of pgrepl sequences FILE.json --sql sets"
+            " no sequence back"
+        )
+
+    def _late(self) -> str:
+        point = self.point
+        present = [one for one in self.values if one.epoch == self.epoch]
+        late = [one for one in present if point is not None and one.lsn < point]
         if not late:
             return ""
         return (
-            f"{', '.join(late)}: recorded at {self.oldest.lsn}, before the last consistent point"
-            f" {self.point}: transactions in between may have taken later values. A running replication app"
-            " records unchanged values once a minute, and when it ends"
+            f"{show_list([str(one.name) for one in late])}: recorded at {min(one.lsn for one in late)},"
+            f" before the last consistent point {point}: transactions in between may have taken later values."
+            " A running replication app records unchanged values once a minute, and when it ends"
         )
 
     def describe(self, now: datetime) -> str:
@@ -66,6 +84,11 @@ class RecordedSequences:
             f"{show_count(len(self.values), 'sequence')}, valid for all transactions up to {oldest.lsn} of"
             f" epoch {oldest.epoch}, read {age} ago{point}"
         )
+
+
+def show_unread(unread: Mapping[TableName, str]) -> str:
+    """Return the names of sequences that could not be read, each with the reason."""
+    return show_list([f"{name} ({why})" for name, why in unread.items()])
 
 
 def read_sequences(pipeline: Pipeline) -> RecordedSequences:
@@ -86,20 +109,22 @@ def read_sequences(pipeline: Pipeline) -> RecordedSequences:
             f"there is no changelog in the lake {pipeline.lake_root}",
             f"check that it is mounted on this host; before the first snapshot, {errors.SNAPSHOT}",
         )
-    values = read_recorded(pipeline.lake_root)
-    if not values:
+    recorded = read_recorded(pipeline.lake_root)
+    if not recorded.values:
+        why = f": {show_unread(recorded.unread)}" if recorded.unread else ""
         raise LakeError(
-            f"no values of sequences are recorded in the lake {pipeline.lake_root}",
+            f"no values of sequences are recorded in the lake {pipeline.lake_root}{why}",
             "run pgrepl replicate FILE.json, or PgReplicationOperator: it records them after its first"
             " consistent point, and logs what it cannot read. A source without sequences has none",
         )
     point = ConsistentPoints(pipeline.lake_root).latest()
     is_present = point is not None and point.epoch == epoch.epoch
-    return RecordedSequences(values, epoch.epoch, LSN(point.lsn) if is_present and point else None)
+    lsn = LSN(point.lsn) if is_present and point else None
+    return RecordedSequences(recorded.values, epoch.epoch, lsn, recorded.unread)
 
 
 def to_text(found: RecordedSequences, now: datetime) -> str:
-    """Return the values as an aligned table, with a line that describes them, and one for a problem."""
+    """Return the values as an aligned table, with a line that describes them, and one for each problem."""
     rows = [("sequence", "used by", "type", "increment", "last value", "is called", "epoch", "LSN")]
     for one in found.values:
         value, sequence = one.value, one.value.sequence
@@ -123,7 +148,7 @@ def to_text(found: RecordedSequences, now: datetime) -> str:
         ).rstrip()
         for row in rows
     ]
-    return "\n".join([*table, "", found.describe(now), *([found.problem] if found.problem else [])])
+    return "\n".join([*table, "", found.describe(now), *found.problems])
 
 
 def to_json(found: RecordedSequences) -> str:
@@ -149,29 +174,67 @@ def to_json(found: RecordedSequences) -> str:
             }
             for one in found.values
         ],
+        "unread": [
+            {"schema": name.schema, "sequence": name.name, "reason": why}
+            for name, why in found.unread.items()
+        ],
     }
     return json.dumps(content, indent=2)
 
 
 def to_sql(found: RecordedSequences) -> str:
-    """Return statements for psql that set the sequences. They consist of ASCII characters."""
-    lines = [f"-- {found.describe(datetime.now(UTC))}", *([f"-- {found.problem}"] if found.problem else [])]
-    lines = [line.encode("ascii", "backslashreplace").decode() for line in lines]
-    for one in found.values:
-        is_called = str(one.value.is_called).lower()
-        name = _literal(one.name)
-        lines.append(f"select pg_catalog.setval({name}, {one.value.last_value}, {is_called});")
-    return "\n".join(lines)
+    """Return statements for psql that set the sequences, none of them back. They consist of ASCII characters.
+
+    Statements of all epochs are printed: a server that is restored from the lake needs all of them.
+    """
+    said = [
+        found.describe(datetime.now(UTC)),
+        "A sequence that is ahead of the recorded value stays.",
+        *found.problems,
+    ]
+    comments = (f"-- {line}".encode("ascii", "backslashreplace").decode() for line in said)
+    return "\n".join([*comments, *map(_statement, found.values)])
+
+
+def _statement(one: RecordedValue) -> str:
+    """Return a statement that sets a sequence if its value is before the recorded one."""
+    value, name = one.value, ".".join(map(_identifier, (one.name.schema, one.name.name)))
+    # PostgreSQL reads a number below -(2^63 - 1) as numeric, because the sign is an operator.
+    last = str(value.last_value) if value.last_value > -(2**63) else f"'{value.last_value}'"
+    is_called = str(value.is_called).lower()
+    before, after = ("last_value", last) if value.sequence.increment > 0 else (last, "last_value")
+    # A value that was not called is before the same value that was called, in both directions.
+    condition = f"({before}, is_called) < ({after}, {is_called})"
+    setting = f"pg_catalog.setval({_literal(one.name)}, {last}, {is_called})"
+    return f"select {setting} from {name} where {condition};"  # noqa: S608 - quoted names
+
+
+def _identifier(name: str) -> str:
+    """Return a quoted identifier that means the same in every client encoding."""
+    quoted = name.replace('"', '""')
+    if _is_ascii(name):
+        return f'"{quoted}"'
+    # https://www.postgresql.org/docs/current/sql-syntax-lexical.html#SQL-SYNTAX-IDENTIFIERS
+    letters = (
+        one if _is_ascii(one) else _escape(one, "\\{:04X}", "\\+{:06X}")
+        for one in quoted.replace("\\", "\\\\")
+    )
+    return f'U&"{"".join(letters)}"'
 
 
 def _literal(name: TableName) -> str:
     """Return a name as a string constant that has the same value in every session and client encoding."""
     text = name.sql.replace("\\", "\\\\").replace("'", "''")
-    escaped = "".join(one if " " <= one <= "~" else _escape(one) for one in text)
+    # https://www.postgresql.org/docs/current/sql-syntax-lexical.html#SQL-SYNTAX-STRINGS-ESCAPE
+    escaped = "".join(one if _is_ascii(one) else _escape(one, "\\u{:04X}", "\\U{:08X}") for one in text)
     return f"E'{escaped}'" if "\\" in escaped else f"'{escaped}'"
 
 
-def _escape(letter: str) -> str:
-    # https://www.postgresql.org/docs/current/sql-syntax-lexical.html#SQL-SYNTAX-STRINGS-ESCAPE
+def _is_ascii(text: str) -> bool:
+    return all(" " <= one <= "~" for one in text)
+
+
+def _escape(letter: str, small: str, large: str) -> str:
+    """Return the escape of a letter. `small` and `large`: the formats of one with up to 16 bits, and more."""
     code = ord(letter)
-    return f"\\u{code:04X}" if code < 1 << 16 else f"\\U{code:08X}"
+    return (small if code < 1 << 16 else large).format(code)

@@ -2,16 +2,16 @@
 
 The Delta table `<lake>/_pgrepl/sequences` has one file. A row means: its value was read from the source after
 all transactions up to `lsn` of `epoch` were in the lake. So it is not before any value that these
-transactions took.
+transactions took. A sequence that was never read has a row with the reason and without a value.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -52,6 +52,7 @@ SCHEMA = pa.schema(
         ("epoch", pa.int64()),
         ("lsn", pa.int64()),
         ("recorded_at", pa.timestamp("us", "UTC")),
+        ("unread", pa.string()),
     ]
 )
 SEQUENCES_APP = "pgrepl-sequences"
@@ -88,18 +89,26 @@ class RecordedValue:
         return self.epoch, self.lsn
 
 
+@dataclass(frozen=True)
+class Recorded:
+    """All rows: the recorded values, ordered by name, and for each sequence without one the reason."""
+
+    values: Sequence[RecordedValue] = ()
+    unread: Mapping[TableName, str] = field(default_factory=dict)
+
+
 def sequences_uri(lake_root: str) -> str:
     """Return the URI of the Delta table of sequences' values."""
     return own_table_uri(lake_root, SEQUENCES)
 
 
-def read_recorded(lake_root: str) -> list[RecordedValue]:
-    """Return the recorded values, ordered by name. Empty if there is no table yet.
+def read_recorded(lake_root: str) -> Recorded:
+    """Return the recorded values. Empty if there is no table yet.
 
     Raises LakeError if the table is damaged or of another lake, LakeUnavailableError.
     """
     table = _open(lake_root)
-    return [] if table is None else _read(sequences_uri(lake_root), table)
+    return Recorded() if table is None else _read(sequences_uri(lake_root), table)
 
 
 class SequenceTable:
@@ -112,10 +121,10 @@ class SequenceTable:
         self._root, self._uri = lake_root, sequences_uri(lake_root)
         self._log: AppLog | None = None
         self._files: list[str] = []
-        self._recorded: list[RecordedValue] | None = None
+        self._recorded: Recorded | None = None
         self._marks: list[Transaction] = []
 
-    def read(self) -> Sequence[RecordedValue]:
+    def read(self) -> Recorded:
         """Return the recorded values. The table is read only once.
 
         Sets aside the last commits of a crashed host that are not whole.
@@ -123,26 +132,29 @@ class SequenceTable:
         if self._recorded is None:
             find_torn_by_crash(self._uri, SEQUENCES_APP).set_aside()
             table = _open(self._root)
-            self._recorded = [] if table is None else _read(self._uri, table)
+            self._recorded = Recorded() if table is None else _read(self._uri, table)
             self._files = [] if table is None else _paths(table)
             self._log = None if table is None else self._open_log(table)
         return self._recorded
 
-    def write(self, recorded: Sequence[RecordedValue], epoch: int, lsn: LSN) -> None:
+    def write(self, recorded: Recorded, epoch: int, lsn: LSN) -> None:
         """Replace all rows by these, in one commit. Creates the table if it does not exist.
 
         :param epoch: the epoch of `lsn`
         :param lsn: the consistent point after which the values were read
-        :raises FencedError: if another process has committed, also if it has recorded a later point
+        :raises FencedError: if another process has committed, or if a value of a later point is recorded
         """
-        if max((one.point for one in self.read()), default=(0, LSN(0))) > (epoch, lsn):
-            raise _fenced()
+        latest = max((one.point for one in self.read().values), default=(0, LSN(0)))
+        if latest > (epoch, lsn):
+            raise _later_recorded(latest, (epoch, lsn))
+        rows = [*map(_to_row, recorded.values)]
+        rows += [_to_unread_row(name, why, epoch, lsn) for name, why in sorted(recorded.unread.items())]
         log = self._log or self._create()
         # Until the commit has succeeded, the next call reads the table again.
         self._log, before, self._recorded = None, self._files, None
         try:
             with storage_errors(self._uri):
-                added = write_file(self._uri, pa.Table.from_pylist(list(map(_to_row, recorded)), SCHEMA))
+                added = write_file(self._uri, pa.Table.from_pylist(rows, SCHEMA))
             log.commit(
                 "WRITE",
                 [*map(_removed, before), added_action(added)],
@@ -153,7 +165,7 @@ class SequenceTable:
             raise _fenced() from None
         except (DeltaError, OSError) as error:
             raise storage_error("the sequences' values cannot be written", error) from None
-        self._log, self._files, self._recorded, self._marks = log, [added.path], list(recorded), []
+        self._log, self._files, self._recorded, self._marks = log, [added.path], recorded, []
 
     def _create(self) -> AppLog:
         with suppress(DeltaError), storage_errors(self._uri):
@@ -194,7 +206,7 @@ def _paths(table: DeltaTable) -> list[str]:
     return paths
 
 
-def _read(uri: str, table: DeltaTable) -> list[RecordedValue]:
+def _read(uri: str, table: DeltaTable) -> Recorded:
     filesystem, root = open_storage(uri)
     rows: list[dict[str, Any]] = []
     for path in _paths(table):
@@ -207,7 +219,9 @@ def _read(uri: str, table: DeltaTable) -> list[RecordedValue]:
             rows += parse_parquet(content).to_pylist()
         except ValueError:
             raise _damaged(uri, f"the file {path} is damaged") from None
-    return sorted(map(_from_row, rows), key=lambda one: one.name)
+    values = [_from_row(row) for row in rows if row["unread"] is None]
+    unread = {TableName(row["schema"], row["sequence"]): row["unread"] for row in rows if row["unread"]}
+    return Recorded(sorted(values, key=lambda one: one.name), dict(sorted(unread.items())))
 
 
 def _to_row(one: RecordedValue) -> dict[str, Any]:
@@ -228,6 +242,11 @@ def _to_row(one: RecordedValue) -> dict[str, Any]:
     }
 
 
+def _to_unread_row(name: TableName, why: str, epoch: int, lsn: LSN) -> dict[str, Any]:
+    """Return a row without a value. Columns that are left out become null."""
+    return {"schema": name.schema, "sequence": name.name, "epoch": epoch, "lsn": lsn, "unread": why}
+
+
 def _from_row(row: dict[str, Any]) -> RecordedValue:
     column = None if row["table"] is None else ColumnName(TableName.parse(row["table"]), row["column"])
     name = TableName(row["schema"], row["sequence"])
@@ -242,6 +261,15 @@ def _removed(path: str) -> dict[str, Any]:
 
 def _damaged(uri: str, reason: str) -> LakeError:
     return LakeError(f"the sequences' values in {uri} cannot be read: {reason}", _WAY_OUT)
+
+
+def _later_recorded(recorded: tuple[int, LSN], given: tuple[int, LSN]) -> FencedError:
+    return FencedError(
+        f"values of sequences are recorded at {recorded[1]} of epoch {recorded[0]}, after the point"
+        f" {given[1]} of epoch {given[0]}",
+        "if another replication app runs for this lake, stop one. If the lake was restored without the folder"
+        f" {SEQUENCES}, {_WAY_OUT}",
+    )
 
 
 def _fenced() -> FencedError:

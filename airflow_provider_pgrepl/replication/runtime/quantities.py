@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+_LISTED = 10
+
 
 def show_number(number: float) -> str:
     """Return a number in at most three digits, as `999`, `1.2 k`, `250 k` or `5 M`."""
@@ -17,6 +21,12 @@ def show_number(number: float) -> str:
 def show_count(number: int, what: str) -> str:
     """Return a number with its noun, as `1 file` or `2 files`."""
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def show_list(items: Sequence[str]) -> str:
+    """Return up to 10 items with commas between them, and the number of the others."""
+    more = len(items) - _LISTED
+    return ", ".join(items[:_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
 def show_bytes(count: int | None) -> str:

@@ -41,7 +41,7 @@ def read_sequences_status(
     if not pipeline.sequences or epoch is None:
         return None, ()
     try:
-        values = read_recorded(pipeline.lake_root)
+        values = read_recorded(pipeline.lake_root).values
     except LakeError as error:
         return None, (error.message,)
     if not values:
@@ -49,5 +49,6 @@ def read_sequences_status(
     found = RecordedSequences(values, epoch.epoch, None if point is None else LSN(point.lsn))
     oldest = found.oldest
     status = SequencesStatus(len(values), oldest.epoch, oldest.lsn, oldest.recorded_at)
+    # Sequences without a value are named by what is asked from the source, with the GRANT to run.
     is_late = oldest.epoch < found.epoch or (now - oldest.recorded_at).total_seconds() >= _LATE_S
     return status, (f"sequences: {found.problem}",) if found.problem and is_late else ()

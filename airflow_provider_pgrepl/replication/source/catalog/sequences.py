@@ -132,10 +132,13 @@ class SequenceValue:
     last_value: int
     is_called: bool
 
-    @property
-    def progress(self) -> tuple[int, bool]:
-        """A key by which a later value is greater, also of a descending sequence."""
-        return (self.last_value if self.sequence.increment > 0 else -self.last_value), self.is_called
+    def is_ahead_of(self, other: SequenceValue) -> bool:
+        """Return True if this value comes later. False if the sequences run in different directions."""
+        is_up = self.sequence.increment > 0
+        if is_up != (other.sequence.increment > 0):
+            return False
+        sign = 1 if is_up else -1
+        return (sign * self.last_value, self.is_called) > (sign * other.last_value, other.is_called)
 
 
 @dataclass(frozen=True)
