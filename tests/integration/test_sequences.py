@@ -322,7 +322,18 @@ def test_printed_sql_sets_every_sequence_of_another_database_without_the_source(
         execute(new, *SCHEMA, "select setval('plain_id_seq', 50), setval('backward', -50)")
         psql = [str(server.bin / "psql"), new, "-v", "ON_ERROR_STOP=1"]
         subprocess.run(psql, input=said.out, text=True, check=True, capture_output=True)
+        execute(
+            new,
+            "drop sequence unused",
+            "create sequence spied",
+            "create view unused as select 0::bigint as last_value, nextval('spied') < 0 as is_called",
+        )
+        found = subprocess.run(psql[:2], check=False, input=said.out, text=True, capture_output=True)
+        assert "current transaction is aborted" in found.stderr
+        execute(new, "drop view unused", "create sequence unused")
         with session(new) as connection, connection.cursor() as cursor:
+            cursor.execute("select nextval('spied')")
+            assert cursor.fetchone() == (1,), "the code of the view was not run"
             for name, (_, _, increment, last, is_called) in EXPECTED.items():
                 parsed = TableName.parse(name)
                 cursor.execute("select nextval(%s)", (parsed.sql,))

@@ -78,8 +78,9 @@ def test_names_in_sql_have_only_ascii_and_mean_the_same_in_every_session(schema,
     *comments, line = to_sql(RecordedSequences([recorded(one)], 1, LSN(10))).split("\n")
     assert all(comment.startswith("-- ") for comment in comments)
     assert line == (
-        f"select pg_catalog.setval({literal}, 7, false) from {identifier}"
-        " where (last_value, is_called) < (7, false);"
+        f"begin; select pg_catalog.pg_sequence_last_value({literal});"
+        f" select pg_catalog.setval({literal}, 7, false) from {identifier}"
+        " where (last_value, is_called) < (7, false); commit;"
     )
 
 

@@ -183,7 +183,7 @@ def to_json(found: RecordedSequences) -> str:
 
 
 def to_sql(found: RecordedSequences) -> str:
-    """Return statements for psql that set the sequences, none of them back. They consist of ASCII characters.
+    """Return SQL for psql that sets the sequences, none of them back. It consists of ASCII characters.
 
     Statements of all epochs are printed: a server that is restored from the lake needs all of them.
     """
@@ -197,7 +197,7 @@ def to_sql(found: RecordedSequences) -> str:
 
 
 def _statement(one: RecordedValue) -> str:
-    """Return a statement that sets a sequence if its value is before the recorded one."""
+    """Return a line of SQL that sets a sequence if its value is before the recorded one."""
     value, name = one.value, ".".join(map(_identifier, (one.name.schema, one.name.name)))
     # PostgreSQL reads a number below -(2^63 - 1) as numeric, because the sign is an operator.
     last = str(value.last_value) if value.last_value > -(2**63) else f"'{value.last_value}'"
@@ -205,8 +205,11 @@ def _statement(one: RecordedValue) -> str:
     before, after = ("last_value", last) if value.sequence.increment > 0 else (last, "last_value")
     # A value that was not called is before the same value that was called, in both directions.
     condition = f"({before}, is_called) < ({after}, {is_called})"
-    setting = f"pg_catalog.setval({_literal(one.name)}, {last}, {is_called})"
-    return f"select {setting} from {name} where {condition};"  # noqa: S608 - quoted names
+    literal = _literal(one.name)
+    # This locks the sequence, and fails if the name is a view's: a SELECT on it would run its owner's code.
+    locking = f"select pg_catalog.pg_sequence_last_value({literal})"
+    setting = f"select pg_catalog.setval({literal}, {last}, {is_called}) from {name}"  # noqa: S608 - quoted names
+    return f"begin; {locking}; {setting} where {condition}; commit;"
 
 
 def _identifier(name: str) -> str:
