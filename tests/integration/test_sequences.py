@@ -20,7 +20,6 @@ from airflow_provider_pgrepl.__main__ import main
 from airflow_provider_pgrepl.errors import FencedError, SourceConnectionError
 from airflow_provider_pgrepl.replication.app.operations.teardown import teardown
 from airflow_provider_pgrepl.replication.app.sequence_recorder import SequenceRecorder
-from airflow_provider_pgrepl.replication.app.sequences import RecordedSequences, to_sql
 from airflow_provider_pgrepl.replication.app.status.status import read_status
 from airflow_provider_pgrepl.replication.app.status.text import to_text
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
@@ -38,7 +37,6 @@ from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.receiver.receiver import Receiver
 from airflow_provider_pgrepl.replication.source.catalog import sequences as catalog_sequences
 from airflow_provider_pgrepl.replication.source.catalog.sequences import (
-    Sequence,
     SequenceReading,
     SequenceValue,
     read_sequences,
@@ -521,33 +519,6 @@ def test_sequence_that_was_never_read_is_named_without_the_source(dsn, tmp_path,
             assert set(shop.values) == {NUMBER, "public.secret"}
     finally:
         run(f"drop owned by {role}", f"drop role {role}")
-
-
-@pytest.mark.parametrize(
-    ("options", "at_server", "recorded", "following"),
-    [
-        ("", (9, True), (5, True), 10),
-        ("", (2, True), (5, True), 6),
-        ("", (5, True), (5, True), 6),
-        ("", (5, True), (5, False), 6),
-        ("", (5, False), (5, True), 6),
-        ("", (1, False), (5, False), 5),
-        ("increment -1", (-9, True), (-5, True), -10),
-        ("increment -1", (-2, True), (-5, True), -6),
-        ("increment -1", (-5, True), (-5, False), -6),
-        ("increment -1", (-5, False), (-5, True), -6),
-        ("increment -1", (-1, False), (-(2**63), False), -(2**63)),
-    ],
-)
-def test_printed_statement_sets_no_sequence_back(run, options, at_server, recorded, following):
-    name = TableName("public", "kä\n\\one's\"")
-    run(
-        f"create sequence {name.sql} {options}",
-        f"select setval($${name.sql}$$, {at_server[0]}, {at_server[1]})",
-    )
-    value = SequenceValue(Sequence(name, None, "bigint", -1 if options else 1), *recorded)
-    run(to_sql(RecordedSequences([RecordedValue(value, 1, LSN(1), datetime.now(UTC))], 1, LSN(1))))
-    assert run(f"select nextval($${name.sql}$$)") == [(following,)]
 
 
 def test_writer_that_was_overtaken_commits_nothing(shop, run):

@@ -267,8 +267,8 @@ def _later_recorded(recorded: tuple[int, LSN], given: tuple[int, LSN]) -> Fenced
     return FencedError(
         f"values of sequences are recorded at {recorded[1]} of epoch {recorded[0]}, after the point"
         f" {given[1]} of epoch {given[0]}",
-        "if another replication app runs for this lake, stop one. If the lake was restored without the folder"
-        f" {SEQUENCES}, {_WAY_OUT}",
+        "if another replication app runs for this lake, stop one. If the lake was restored to an earlier"
+        f" state without the folder _pgrepl/{SEQUENCES}, {_WAY_OUT}",
     )
 
 
