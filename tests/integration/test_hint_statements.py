@@ -47,7 +47,8 @@ VALUES = {
     "login": quote_identifier(ROLE),  # likewise
     "schemas": "public",
     "schema": quote_identifier("public"),
-    "sequence.sql": SEQUENCE.sql,
+    "show_quoted(sequence.schema)": quote_identifier(SEQUENCE.schema),
+    "show_quoted(sequence.name)": quote_identifier(SEQUENCE.name),
     "tables": str(TABLE),
     "missing": str(TABLE),
     "', '.join(missing)": str(TABLE),
