@@ -235,23 +235,20 @@ class SlotCreation:
         it is asked (PostgreSQL's manual, 9.28.6: pg_log_standby_snapshot).
         """
         deadline = time.monotonic() + self._timeout_s
-        if self._primary_dsn and self._is_on_standby():
+        if self._primary_dsn and (standby := read_server(self._control)).in_recovery:
             try:
-                self._log_running_transactions(worker, deadline)
+                self._log_running_transactions(standby.system_identifier, worker, deadline)
             except PgReplError as error:
                 self._not_logged = error.message
                 log.warning("%s: the slot waits until the primary does this by itself", error.message)
         worker.join(max(0.0, deadline - time.monotonic()))
 
-    def _is_on_standby(self) -> bool:
-        with source_errors("asking if the source is a standby"):
-            return bool(row(self._control, "SELECT pg_catalog.pg_is_in_recovery()")[0])
-
-    def _log_running_transactions(self, worker: threading.Thread, deadline: float) -> None:
+    def _log_running_transactions(
+        self, system_identifier: str, worker: threading.Thread, deadline: float
+    ) -> None:
         """Let the primary log them each second until the answer, or the time limit. Raises PgReplError."""
-        of_standby = read_server(self._control).system_identifier
         with closing(connect(self._primary_dsn, "slot control")) as primary:
-            if read_server(primary).system_identifier != of_standby:
+            if read_server(primary).system_identifier != system_identifier:
                 raise SourceConnectionError(
                     "primary_conn_id, or PGREPL_PRIMARY_DSN, does not lead to this standby's primary"
                 )
@@ -295,7 +292,7 @@ class SlotCreation:
             f"{'a snapshot' if self._temporary else f'slot {self._name}'} could not be made within"
             f" {self._timeout_s:g} s"
         )
-        if self._is_on_standby():
+        if read_server(self._control).in_recovery:
             self._refuse_standby(late)
         raise SnapshotError(
             f"{late}, because the server waits for transactions that were running:"
