@@ -41,6 +41,11 @@ from airflow_provider_pgrepl.operators.task_name import task_of
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.metrics.otlp import EXPORT_VARIABLE
 from airflow_provider_pgrepl.replication.app.operations.selection import wait_until_unlocked
+from airflow_provider_pgrepl.replication.app.process import (
+    DSN_VARIABLE,
+    PRIMARY_DSN_VARIABLE,
+    STATE_DSN_VARIABLE,
+)
 from airflow_provider_pgrepl.replication.runtime import spark_jvm, spark_submit
 from airflow_provider_pgrepl.replication.runtime.process_io import (
     FORMAT_VARIABLE,
@@ -73,7 +78,7 @@ LOCAL_CONN_ID = "pgrepl_local_spark"
 _MIN_UNFOLLOWED_S = 60.0
 """Less time may not be enough for the next task to follow an app."""
 _CLUSTER = "it is for deploy mode cluster, and the driver runs on this worker"
-_OTHER_DSNS = ("PGREPL_STATE_DSN", "PGREPL_PRIMARY_DSN")
+_OPTIONAL_DSNS = (STATE_DSN_VARIABLE, PRIMARY_DSN_VARIABLE)
 _WITHOUT_EFFECT = {
     "java_class": "the apps are in Python",
     "status_poll_interval": f"{_CLUSTER}, where poll_interval_s counts",
@@ -149,11 +154,11 @@ def connection_strings(pipeline: Pipeline) -> dict[str, str]:
 
     Raises ConfigError.
     """
-    secrets = {"PGREPL_DSN": PgReplicationHook(pipeline.conn_id).dsn()}
+    secrets = {DSN_VARIABLE: PgReplicationHook(pipeline.conn_id).dsn()}
     if pipeline.state_conn_id is not None:
-        secrets["PGREPL_STATE_DSN"] = PgReplicationHook(pipeline.state_conn_id).dsn()
+        secrets[STATE_DSN_VARIABLE] = PgReplicationHook(pipeline.state_conn_id).dsn()
     if pipeline.primary_conn_id is not None:
-        secrets["PGREPL_PRIMARY_DSN"] = PgReplicationHook(pipeline.primary_conn_id).dsn()
+        secrets[PRIMARY_DSN_VARIABLE] = PgReplicationHook(pipeline.primary_conn_id).dsn()
     return secrets | lake_variables(pipeline)
 
 
@@ -166,7 +171,7 @@ def driver_environment(
     :param folder: the folder in which the app writes its result
     """
     # A worker's own variables must not apply to a pipeline without these connections.
-    inherited = {key: value for key, value in os.environ.items() if key not in _OTHER_DSNS}
+    inherited = {key: value for key, value in os.environ.items() if key not in _OPTIONAL_DSNS}
     # The worker's store variables, such as a token of other keys or another endpoint, must not apply either.
     replaced = set(replaced_by(secrets))
     inherited = {key: value for key, value in inherited.items() if key not in replaced}
