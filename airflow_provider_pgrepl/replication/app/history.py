@@ -15,6 +15,7 @@ from airflow_provider_pgrepl.replication.app.access import not_recorded
 from airflow_provider_pgrepl.replication.app.operations.selection import choose
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.runtime.quantities import show_table
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.recorded_events import RecordedEvent
@@ -103,7 +104,7 @@ def to_text(found: Rows) -> str:
     if events:
         return "\n".join(line for event in events for line in _lines(event))
     objects = [_object(one) for one in found]
-    return "\n".join(_aligned([list(objects[0]), *(_cells(one) for one in objects)]))
+    return "\n".join(show_table([list(objects[0]), *(_cells(one) for one in objects)]))
 
 
 def _lines(event: RecordedEvent) -> Iterable[str]:
@@ -140,9 +141,3 @@ def _cell(value: Any) -> str:
     if value is None:
         return "-"
     return f"{value:.1f}" if isinstance(value, float) else str(value)
-
-
-def _aligned(table: list[list[str]]) -> Iterable[str]:
-    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
-    for row in table:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

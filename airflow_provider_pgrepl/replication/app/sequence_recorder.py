@@ -15,10 +15,14 @@ from datetime import datetime
 
 from airflow_provider_pgrepl.errors import PgReplError, SourceConnectionError
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
-from airflow_provider_pgrepl.replication.lake.sequences import Recorded, RecordedValue, SequenceTable
+from airflow_provider_pgrepl.replication.lake.sequences import (
+    Recorded,
+    RecordedValue,
+    SequenceTable,
+    show_unread,
+)
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
-from airflow_provider_pgrepl.replication.runtime.quantities import show_list
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.catalog.sequences import (
     SequenceReading,
@@ -113,7 +117,7 @@ class SequenceRecorder:
         ended = time.monotonic()
         self._read_for, self._next_without_point = lsn, ended + RENEWAL_S
         self._next = ended + min(RENEWAL_S, max(INTERVAL_S, _REST * (ended - began)))
-        self._report(show_list([f"{name} ({why})" for name, why in sorted(reading.unread.items())]))
+        self._report(show_unread(reading.unread))
 
     def _connect(self) -> Connection:
         if self._connection is None:

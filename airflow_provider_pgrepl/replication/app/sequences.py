@@ -15,10 +15,15 @@ from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import ConfigError, LakeError
 from airflow_provider_pgrepl.replication.app.epoch import find_epoch, refuse_without_lake
 from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoints
-from airflow_provider_pgrepl.replication.lake.sequences import RecordedValue, read_recorded
+from airflow_provider_pgrepl.replication.lake.sequences import RecordedValue, read_recorded, show_unread
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
-from airflow_provider_pgrepl.replication.runtime.quantities import show_count, show_duration, show_list
+from airflow_provider_pgrepl.replication.runtime.quantities import (
+    show_count,
+    show_duration,
+    show_list,
+    show_table,
+)
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 
 
@@ -86,11 +91,6 @@ class RecordedSequences:
         )
 
 
-def show_unread(unread: Mapping[TableName, str]) -> str:
-    """Return the names of sequences that could not be read, each with the reason."""
-    return show_list([f"{name} ({why})" for name, why in unread.items()])
-
-
 def read_sequences(pipeline: Pipeline) -> RecordedSequences:
     """Return the recorded values of a pipeline's sequences.
 
@@ -140,15 +140,7 @@ def to_text(found: RecordedSequences, now: datetime) -> str:
                 str(one.lsn),
             )
         )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    table = [
-        "  ".join(
-            cell.rjust(width) if index in (3, 4) else cell.ljust(width)
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
-    return "\n".join([*table, "", found.describe(now), *found.problems])
+    return "\n".join([*show_table(rows, right={3, 4}), "", found.describe(now), *found.problems])
 
 
 def to_json(found: RecordedSequences) -> str:

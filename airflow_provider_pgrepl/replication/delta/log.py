@@ -102,6 +102,11 @@ def added_action(file: AddAction) -> dict[str, Any]:
     }
 
 
+def removed_action(path: str) -> dict[str, Any]:
+    """Return the log action that removes a file without partition values and deletion vector."""
+    return {"remove": {"path": path, "deletionTimestamp": int(time.time() * 1000), "dataChange": True}}
+
+
 def put_version(
     uri: str,
     version: int,

@@ -7,7 +7,6 @@ A reader that reads all tables at the versions of one point never sees half of a
 from __future__ import annotations
 
 import threading
-import time
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -25,7 +24,7 @@ from airflow_provider_pgrepl.errors import FencedError, LakeError, LakeUnavailab
 from airflow_provider_pgrepl.replication.changelog import own_tables
 from airflow_provider_pgrepl.replication.changelog.layout import POINTS, own_table_uri
 from airflow_provider_pgrepl.replication.delta import recovery
-from airflow_provider_pgrepl.replication.delta.log import added_action
+from airflow_provider_pgrepl.replication.delta.log import added_action, removed_action
 from airflow_provider_pgrepl.replication.delta.single_writer_log import AppLog, FencedCommitError
 from airflow_provider_pgrepl.replication.delta.table import create_delta, open_delta, write_file
 from airflow_provider_pgrepl.replication.lake.delta.ownership import lake_mark, read_apps, reason_of_lake
@@ -373,7 +372,7 @@ class ConsistentPoints:
         try:
             self._log = self._log or self._open_log()
             written = [write_points(self._uri, points)] if points else []
-            actions = [*map(_removed, gone), *map(added_action, written)]
+            actions = [*map(removed_action, gone), *map(added_action, written)]
             self._log.commit(_OPERATION, actions, apps=self._missing_marks())
         except FencedCommitError:
             raise _fenced() from None
@@ -430,10 +429,6 @@ class ConsistentPoints:
         with suppress(NoChangelogError):
             own_tables.record(self._root)
         return table
-
-
-def _removed(path: str) -> dict[str, Any]:
-    return {"remove": {"path": path, "deletionTimestamp": int(time.time() * 1000), "dataChange": True}}
 
 
 def _thinned(

@@ -8,7 +8,6 @@ transactions took. A sequence that was never read has a row with the reason and 
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,13 +20,14 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from airflow_provider_pgrepl.errors import FencedError, LakeError
 from airflow_provider_pgrepl.replication.changelog.layout import METADATA_KEY, SEQUENCES, own_table_uri
-from airflow_provider_pgrepl.replication.delta.log import added_action
+from airflow_provider_pgrepl.replication.delta.log import added_action, removed_action
 from airflow_provider_pgrepl.replication.delta.recovery import find_torn_by_crash
 from airflow_provider_pgrepl.replication.delta.single_writer_log import AppLog, FencedCommitError
 from airflow_provider_pgrepl.replication.delta.table import create_delta, open_delta, write_file
 from airflow_provider_pgrepl.replication.lake.delta.ownership import lake_mark, read_apps, reason_of_lake
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import ColumnName, TableName
+from airflow_provider_pgrepl.replication.runtime.quantities import show_list
 from airflow_provider_pgrepl.replication.source.catalog.sequences import Sequence as SourceSequence
 from airflow_provider_pgrepl.replication.source.catalog.sequences import SequenceValue
 from airflow_provider_pgrepl.replication.storage import (
@@ -97,6 +97,11 @@ class Recorded:
     unread: Mapping[TableName, str] = field(default_factory=dict)
 
 
+def show_unread(unread: Mapping[TableName, str]) -> str:
+    """Return the names of sequences that could not be read, in order, each with the reason."""
+    return show_list([f"{name} ({why})" for name, why in sorted(unread.items())])
+
+
 def sequences_uri(lake_root: str) -> str:
     """Return the URI of the Delta table of sequences' values."""
     return own_table_uri(lake_root, SEQUENCES)
@@ -157,7 +162,7 @@ class SequenceTable:
                 added = write_file(self._uri, pa.Table.from_pylist(rows, SCHEMA))
             log.commit(
                 "WRITE",
-                [*map(_removed, before), added_action(added)],
+                [*map(removed_action, before), added_action(added)],
                 metadata={METADATA_KEY: json.dumps({"kind": "sequences", "epoch": epoch, "lsn": str(lsn)})},
                 apps=self._marks,
             )
@@ -253,10 +258,6 @@ def _from_row(row: dict[str, Any]) -> RecordedValue:
     sequence = SourceSequence(name, column, row["data_type"], row["increment"])
     value = SequenceValue(sequence, row["last_value"], row["is_called"])
     return RecordedValue(value, row["epoch"], LSN(row["lsn"]), row["recorded_at"].astimezone(UTC))
-
-
-def _removed(path: str) -> dict[str, Any]:
-    return {"remove": {"path": path, "deletionTimestamp": int(time.time() * 1000), "dataChange": True}}
 
 
 def _damaged(uri: str, reason: str) -> LakeError:

@@ -1,10 +1,8 @@
-"""Numbers with their units, as short text for people."""
+"""Numbers, sizes, lists and tables as text for people."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-_LISTED = 10
+from collections.abc import Collection, Sequence
 
 
 def show_number(number: float) -> str:
@@ -23,10 +21,22 @@ def show_count(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
-def show_list(items: Sequence[str]) -> str:
-    """Return up to 10 items with commas between them, and the number of the others."""
-    more = len(items) - _LISTED
-    return ", ".join(items[:_LISTED]) + (f" and {more} more" if more > 0 else "")
+def show_list(items: Sequence[str], most: int = 10) -> str:
+    """Return up to `most` items with commas between them, and the number of the others."""
+    more = len(items) - most
+    return ", ".join(items[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def show_table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
+    """Return the rows as lines with aligned columns. `right`: the columns that are aligned to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if index in right else cell.ljust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def show_bytes(count: int | None) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import textwrap
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
@@ -20,7 +19,12 @@ from airflow_provider_pgrepl.replication.app.status.status import (
 )
 from airflow_provider_pgrepl.replication.lake.history.table import is_history
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
-from airflow_provider_pgrepl.replication.runtime.quantities import show_bytes, show_count, show_duration
+from airflow_provider_pgrepl.replication.runtime.quantities import (
+    show_bytes,
+    show_count,
+    show_duration,
+    show_table,
+)
 from airflow_provider_pgrepl.replication.state.progress import TableMerges
 
 _WIDTH = 100
@@ -146,7 +150,7 @@ def _steps(status: PipelineStatus) -> list[str]:
     meaning = _MEANING if status.has_lake_tables else {**_MEANING, "applied": _WATCHED}
     for name, step in status.steps.items():
         rows.append((name, _lsn(step.lsn), show_bytes(step.lag_bytes), meaning[name]))
-    return _aligned(rows, right={2})
+    return show_table(rows, right={2})
 
 
 def _point(status: PipelineStatus) -> list[str]:
@@ -204,7 +208,7 @@ def _tables(status: PipelineStatus) -> list[str]:
                 *_bytes(table),
             )
         )
-    lines = _aligned(rows, right={2, 4, 5, 6, 7, 8})
+    lines = show_table(rows, right={2, 4, 5, 6, 7, 8})
     notes = [
         line
         for table in tables
@@ -231,7 +235,7 @@ def _publishers(status: PipelineStatus) -> list[str]:
         for one in publishers
     ]
     notes = [line for one in publishers for line in _publisher_notes(one)]
-    return [*_aligned([headings, *rows], right={3, 4, 5}), *(["", *notes] if notes else [])]
+    return [*show_table([headings, *rows], right={3, 4, 5}), *(["", *notes] if notes else [])]
 
 
 def _publisher_notes(publisher: PublisherStatus) -> list[str]:
@@ -292,17 +296,6 @@ def _wrapped(text: str) -> list[str]:
         for line in textwrap.wrap(
             part, _WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False
         )
-    ]
-
-
-def _aligned(rows: Sequence[tuple[str, ...]], right: set[int]) -> list[str]:
-    widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
-    return [
-        "  ".join(
-            cell.rjust(width) if index in right else cell.ljust(width)
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
     ]
 
 

@@ -25,6 +25,7 @@ from airflow_provider_pgrepl.errors import ChangelogError, LakeError
 from airflow_provider_pgrepl.replication.changelog.layout import LAKE_APP, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import lake_id, open_changelog
 from airflow_provider_pgrepl.replication.delta.checkpoints import read_checkpoint, whole_checkpoints
+from airflow_provider_pgrepl.replication.runtime.quantities import show_list
 from airflow_provider_pgrepl.replication.settings.tables import PARTITION
 from airflow_provider_pgrepl.replication.storage import (
     commit_version,
@@ -246,8 +247,7 @@ def _by_names(filesystem: fs.FileSystem, root: str, but: str) -> Ownership:
         others = [path for path in table_files(filesystem, root) if not is_written_name(path)]
     if not others:
         return Ownership(Owner.NOBODY)
-    more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
-    return Ownership(Owner.UNKNOWN, f"{but} {', '.join(sorted(others)[:_NAMED])}{more}")
+    return Ownership(Owner.UNKNOWN, f"{but} {show_list(sorted(others), _NAMED)}")
 
 
 def table_files(filesystem: fs.FileSystem, root: str) -> Iterator[str]:

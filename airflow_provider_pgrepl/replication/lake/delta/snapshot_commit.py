@@ -39,6 +39,7 @@ from airflow_provider_pgrepl.replication.lake.delta.table import (
 )
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.runtime.quantities import show_list
 from airflow_provider_pgrepl.replication.settings.lake import is_object_store
 from airflow_provider_pgrepl.replication.storage import (
     is_storage_error,
@@ -84,9 +85,7 @@ class Writers:
     @property
     def versions(self) -> str:
         """The versions that other programs committed, as text, oldest first, at most five of them named."""
-        versions = [str(commit.version) for commit in reversed(self.foreign)]
-        named = ", ".join(versions[:_NAMED])
-        return named if len(versions) <= _NAMED else f"{named} and {len(versions) - _NAMED} more"
+        return show_list([str(commit.version) for commit in reversed(self.foreign)], _NAMED)
 
 
 def check_writers(table: DeltaTable, name: TableName, since: int | None) -> None:

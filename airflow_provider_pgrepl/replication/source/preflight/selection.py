@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from airflow_provider_pgrepl.errors import ConfigError, TableError, one_line
 from airflow_provider_pgrepl.replication.postgres.names import ColumnName, TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
+from airflow_provider_pgrepl.replication.runtime.quantities import show_list
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.settings.tables import COLUMN_FIELDS
 from airflow_provider_pgrepl.replication.source.catalog.refused_changes import RefusedChanges
@@ -237,9 +238,7 @@ def left_out_warnings(selected: SelectedTables) -> Iterator[str]:
     for table, reason in sorted(selected.left_out.items()):
         by_reason[reason].append(str(table))
     for reason, tables in by_reason.items():
-        more = len(tables) - _SHOWN
-        names = ", ".join(tables[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
-        yield f"the pattern leaves out {names}: {reason}"
+        yield f"the pattern leaves out {show_list(tables, _SHOWN)}: {reason}"
 
 
 def log_left_out(selected: SelectedTables) -> None:
