@@ -21,7 +21,9 @@ def unpack(jar: Path, target: Path) -> None:
     with zipfile.ZipFile(jar) as outer:
         (name,) = (name for name in outer.namelist() if name.endswith(".txz"))
         with outer.open(name) as packed, tarfile.open(fileobj=packed, mode="r:xz") as archive:
-            archive.extractall(unpacking, filter="tar")
+            # Python before 3.11.4, as in Debian 12, has no filters.
+            archive.extraction_filter = getattr(tarfile, "tar_filter", None)
+            archive.extractall(unpacking)
     unpacking.rename(folder)
 
 
