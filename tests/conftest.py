@@ -65,7 +65,7 @@ def write_to_memory() -> None:
 def pytest_configure(config: pytest.Config) -> None:
     write_to_memory()
     os.environ.setdefault("SPARK_SUBMIT_OPTS", f"{SMALL_JVM} {archive_options()}".strip())
-    # Several threads of deltalake only wake one another: opening a table takes a fourth less CPU time with one.
+    # Two threads of deltalake mostly wake each other: with one, opening a table takes a fourth less CPU time.
     os.environ.setdefault("TOKIO_WORKER_THREADS", "1")
     config.pluginmanager.register(Watchdog(config))
     config.pluginmanager.register(Deadline())

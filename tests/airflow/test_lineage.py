@@ -22,6 +22,7 @@ def of_task(events: list[Event], task: str, kind: str) -> Event:
     return found
 
 
+@pytest.mark.thorough("integration/test_lineage: what is reported, without Airflow")
 def test_tasks_report_recorded_tables_with_their_columns(
     airflow_db: None,
     connection: None,

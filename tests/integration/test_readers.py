@@ -20,6 +20,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("written", WRITTEN)
+@pytest.mark.thorough("the same test, merged and widened", "copied", "compacted")
 def test_every_reader_finds_rows_by_each_type(
     dsn: str, tmp_path: Path, written: Callable[..., Handed]
 ) -> None:

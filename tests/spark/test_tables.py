@@ -403,6 +403,7 @@ def test_copied_and_streamed_it_equals_the_source(replay, table):
     replay.assert_equal(table)
 
 
+@pytest.mark.thorough("test_copied_and_streamed_it_equals_the_source, with these columns; test_readers")
 def test_spark_reads_columns_of_any_name(replay, spark):
     """Delta without column mapping refuses to write some of these names, but reads them all."""
     frame = spark.read.format("delta").load(replay.replicated.lake_path("public.odd_columns"))

@@ -106,6 +106,7 @@ _DAMAGES: dict[str, tuple[Callable[[DeltaTable], Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.thorough("test_verify_repair finds damaged rows; other tests here: columns and keys are named")
 def test_damaged_rows_of_lake_tables_are_found_and_named(
     spark: SparkSession, dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

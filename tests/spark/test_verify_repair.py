@@ -140,10 +140,8 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "has_own_columns",
-    [True, pytest.param(False, marks=pytest.mark.thorough("damaged rows of the same table, above"))],
-)
+@pytest.mark.thorough("damaged rows, above; test_verify: tables with policies; property/test_policies")
+@pytest.mark.parametrize("has_own_columns", [True, False])
 def test_tables_with_settings_are_repaired(
     spark: SparkSession, dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], has_own_columns: bool
 ) -> None:
