@@ -109,6 +109,7 @@ def test_a_renamed_table_that_is_removed_and_added_again_needs_its_settings(kept
     assert problems(kept) == {}
 
 
+@pytest.mark.thorough("test_a_column_renamed_after_the_tables_were_chosen_is_not_copied")
 def test_a_resnapshot_does_not_copy_an_excluded_column_under_another_name(kept: Kept) -> None:
     taken(kept)
     execute(kept.dsn, *RENAMED_COLUMN)
@@ -133,6 +134,7 @@ def test_a_table_that_need_not_be_copied_goes_on_and_is_warned_of(
     assert "cannot be copied until the setting is changed" in caplog.text
 
 
+@pytest.mark.thorough("test_the_state_knows_what_settings_named_when_the_lake_is_lost")
 def test_a_new_epoch_is_refused_before_anything_is_dropped(kept: Kept) -> None:
     taken(kept)
     execute(kept.dsn, *RENAMED_COLUMN)
@@ -290,6 +292,7 @@ def test_a_child_by_inheritance_needs_the_exclusion_of_its_parent(kept: Kept) ->
     assert problems(kept) == {}
 
 
+@pytest.mark.thorough("test_a_child_by_inheritance_needs_the_exclusion_of_its_parent")
 def test_a_child_by_inheritance_waits_for_the_present_name_of_an_excluded_column(kept: Kept) -> None:
     taken(kept)
     execute(kept.dsn, *RENAMED_COLUMN, "create table e_1 (primary key (id)) inherits (e)")
@@ -323,6 +326,7 @@ def test_a_column_that_is_generated_from_an_excluded_one_is_excluded_too(kept: K
         assert select_tables(source, kept.pipeline, RequestedTables()).problems == {}
 
 
+@pytest.mark.thorough("test_a_column_that_is_generated_from_an_excluded_one_is_excluded_too")
 def test_a_column_that_is_generated_from_an_excluded_one_later_is_not_followed(kept: Kept) -> None:
     taken(kept)
     execute(kept.dsn, f"alter table e add loud text {GENERATED}", "insert into e (id) values (2)")

@@ -110,6 +110,9 @@ def test_a_large_value_that_an_update_left_is_named_or_taken_from_the_old_row(re
     assert changes(received, "public.t")[-1].data["doc"] == "short"
 
 
+@pytest.mark.thorough(
+    "any change in test_a_transaction_of_many_files_comes_in_order; times where changes are gone"
+)
 def test_any_change_can_be_gone_on_after(received, dsn):
     for number in range(4):
         execute(dsn, *(f"insert into t(id) values ({number * 10 + n})" for n in range(3)))
@@ -335,6 +338,7 @@ def test_a_new_epoch_stops_it_when_all_of_the_old_one_is_read(received, dsn):
     assert changes(received) == []
 
 
+@pytest.mark.thorough("test_a_gap_stops_only_who_wants_a_table_that_it_may_concern")
 def test_a_skipped_transaction_stops_it_before_that(received, dsn):
     execute(dsn, "insert into t(id) values (1)")
     received.receive()
@@ -436,6 +440,7 @@ def test_one_that_is_cancelled_again_and_again_misses_nothing(received, dsn):
     assert asyncio.run(asyncio.wait_for(impatiently(), 120)) == list(range(1, 3001))
 
 
+@pytest.mark.thorough("test_one_that_is_cancelled_again_and_again_misses_nothing")
 def test_a_reader_that_is_interrupted_goes_on_where_it_was(received, dsn, monkeypatch):
     for number in range(3):
         execute(dsn, f"insert into t(id) values ({number})")

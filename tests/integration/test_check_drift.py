@@ -50,6 +50,14 @@ def test_check_drift_lists_no_table_without_drift(shop):
         ("alter publication pgrepl_shop drop table a", "publication"),
     ],
 )
+@pytest.mark.thorough(
+    "the same test, of a column that is renamed; unit/test_drift: each change",
+    "alter table a alter x type text-x",
+    "alter table a rename to z-z",
+    "alter table a drop column id-the key changed: column id was dropped",
+    "drop table a; create table a (id int primary key, x int, note varchar(10))-another",
+    "alter table a replica identity full-replica identity",
+)
 def test_a_table_that_cannot_go_on_is_marked_errored_and_the_others_go_on(shop, run, ddl, says):
     run(ddl)
     report = check_drift(shop.access)
@@ -192,6 +200,10 @@ def access_of(shop, role):
         ("alter table a enable row level security", "alter table a disable row level security", "row-", ""),
     ],
 )
+@pytest.mark.thorough(
+    "the same test, of SELECT",
+    "alter table a enable row level security-alter table a disable row level security-row--",
+)
 def test_a_right_that_was_lost_stops_its_table_alone_until_it_is_back(
     shop, role, run, take, give, says, wanted
 ):
@@ -215,6 +227,7 @@ def test_partition_that_came_since_and_may_not_be_read_stops_its_table(shop, rol
     assert "lacks SELECT on public.c2" in shop.record("public.c").reason
 
 
+@pytest.mark.thorough("test_a_right_that_was_lost_stops_its_table_alone_until_it_is_back")
 def test_a_schema_that_is_closed_stops_its_tables(shop, role, run):
     run("revoke usage on schema public from public")
     report = check_drift(access_of(shop, role))
@@ -223,6 +236,9 @@ def test_a_schema_that_is_closed_stops_its_tables(shop, role, run):
 
 
 @pytest.mark.parametrize("remake", ["", "create publication pgrepl_shop for table a, b, c"])
+@pytest.mark.thorough(
+    "the same test, of one that is gone", "create publication pgrepl_shop for table a, b, c"
+)
 def test_a_publication_gone_or_made_anew_is_the_pipelines_error(shop, run, remake):
     run("drop publication pgrepl_shop", *filter(None, [remake]))
     with pytest.raises(PublicationError, match="pgrepl_shop"):
@@ -255,6 +271,7 @@ def test_a_report_survives_json_and_reads_well(shop, run):
 @pytest.mark.parametrize(
     ("policy", "listed", "unsafe"), [("add", 1, False), ("error", 1, True), ("ignore", 0, False)]
 )
+@pytest.mark.thorough("the same test, of the policy error", "add-1-False", "ignore-0-False")
 def test_tables_that_a_pattern_matches_since_are_reported_by_policy(dsn, run, policy, listed, unsafe):
     run("create table a (id int primary key)")
     shop = Recorded(dsn, new_tables=policy)
@@ -266,6 +283,7 @@ def test_tables_that_a_pattern_matches_since_are_reported_by_policy(dsn, run, po
 
 
 @pytest.mark.parametrize(("row", "kind"), [("", "safe"), ("; insert into p2 values (15)", "unsafe")])
+@pytest.mark.thorough("the same test, with rows; test_attached_partitions: without", "-safe")
 def test_a_partition_that_held_rows_when_it_was_attached_stops_the_table(dsn, run, row, kind):
     run(
         "create table p (id int primary key) partition by range (id)",

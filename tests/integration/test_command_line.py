@@ -51,6 +51,7 @@ def test_tables_are_paused_and_resumed(line):
     assert line.kept.states() == {A: "catching_up", B: "paused"}
 
 
+@pytest.mark.thorough("test_tables_are_paused_and_resumed")
 def test_resume_prints_state_of_table_that_was_not_paused(line):
     assert line("resume", A) == (0, f"{A}: streaming\n", "")
     assert line.kept.states() == {A: "streaming", B: "streaming"}
@@ -68,6 +69,9 @@ def test_source_that_has_its_token_needs_no_acceptance(line):
     assert line("accept-source", "7/shop") == (0, "nothing to accept: the source has the token\n", "")
 
 
+@pytest.mark.thorough(
+    "test_hidden_own_tables: points that are given up; --yes in test_a_lake_table_is_dropped_only_with_yes"
+)
 def test_points_that_are_lost_are_given_up_by_choice(line):
     assert line("accept-missing") == (0, "nothing is missing\n", "")
     root = line.kept.pipeline.lake_root
@@ -95,6 +99,7 @@ def test_retry_says_what_stays_in_error(line):
     assert line("retry", A) == (0, "none of these tables is errored\n", "")
 
 
+@pytest.mark.thorough("test_retry_says_what_stays_in_error")
 def test_retry_prints_no_new_state_for_table_that_another_process_changed(line, monkeypatch):
     line.kept.fail(A)
     monkeypatch.setattr(StateDatabase, "move", lambda *_, **__: False)
@@ -173,6 +178,7 @@ def test_a_migration_is_checked_and_leaves_nothing(line, tmp_path):
 
 
 @pytest.mark.parametrize("arguments", [("pause",), ("remove",), ("teardown", "public.a"), ("restart",)])
+@pytest.mark.thorough("the same test, of a command without tables", "arguments1", "arguments2", "arguments3")
 def test_a_wrong_command_line_ends_with_78_and_the_usage(line, arguments):
     code, _, err = line(*arguments)
     assert code == 78

@@ -137,6 +137,9 @@ def test_a_column_that_comes_later_has_what_the_source_has(copied):
         assert cursor.fetchall() == [("numeric(5,2)",)]
 
 
+@pytest.mark.thorough(
+    "test_a_column_that_comes_later_has_what_the_source_has; a table that stops alone, below"
+)
 def test_a_column_that_comes_later_stops_its_table_while_nobody_publishes(copied):
     begun(copied, "insert into other values (1, 'a')", "insert into t values (1, 'a')")
     copied.send("alter table other add w int default 1", "insert into t values (2, 'b')")
@@ -185,6 +188,9 @@ def test_a_table_that_refuses_a_change_stops_alone_and_goes_on_with_it(copied):
     copied.assert_equal()
 
 
+@pytest.mark.thorough(
+    "test_a_stream_that_was_made_anew_is_not_taken_for_the_one_before; test_consuming_attacked: lost ones"
+)
 def test_consumer_exits_78_on_missing_messages_and_resnapshot_repairs_copy(copied):
     begun(copied, "insert into other values (1, 'a')", "insert into t values (1, 'a')")
     copied.send("insert into other values (2, 'b')")
@@ -267,6 +273,7 @@ def is_served(copied: Copied) -> bool:
     return code == process.DONE
 
 
+@pytest.mark.thorough("test_consuming_attacked: a table made by hand is kept, or stops if it would keep less")
 def test_a_table_of_the_users_own_keeps_its_types_and_columns(copied):
     execute(
         copied.copy_dsn,
@@ -313,7 +320,7 @@ def test_the_file_of_the_page_is_a_valid_one():
     assert [str(target) for target in settings.tables["shop"].values()] == ["shop.orders", "shop.customers"]
 
 
-@pytest.mark.thorough("test_consumer_exits_78_on_missing_messages_and_resnapshot_repairs_copy")
+@pytest.mark.thorough("a resnapshot in test_a_stream_that_was_made_anew_is_not_taken_for_the_one_before")
 def test_a_table_that_was_left_out_for_a_while_is_taken_whole(copied):
     database = copied.pipeline.name
     begun(copied, "insert into other values (1, 'a')", "insert into t values (1, 'a')")
@@ -328,6 +335,7 @@ def test_a_table_that_was_left_out_for_a_while_is_taken_whole(copied):
     copied.assert_equal()
 
 
+@pytest.mark.thorough("test_a_table_that_refuses_a_change_stops_alone_and_goes_on_with_it")
 def test_a_change_that_cannot_be_read_stops_its_table_alone(copied):
     begun(copied, "insert into other values (1, 'a')", "insert into t values (1, 'a')")
     copied.stream.put(f"{copied.stream.wal}.public.other", b"geheim")
@@ -413,6 +421,7 @@ def test_a_table_that_is_not_published_is_told_of_and_a_wait_for_one_ends_when_a
         assert consumer.wait(120) == process.DONE
 
 
+@pytest.mark.thorough("test_a_table_that_waits_for_a_snapshot_keeps_no_other_waiting, and is asked for again")
 def test_a_snapshot_is_asked_for_again_where_who_accepted_it_has_died(copied):
     consumer = start_waiting(copied)
     try:
@@ -423,7 +432,7 @@ def test_a_snapshot_is_asked_for_again_where_who_accepted_it_has_died(copied):
 
 
 @pytest.mark.thorough(
-    "test_a_snapshot_is_asked_for_again_where_who_accepted_it_has_died; test_it_goes_on_when_nats_comes_back"
+    "test_a_table_that_waits_for_a_snapshot_keeps_no_other_waiting; test_it_goes_on_when_nats_comes_back"
 )
 def test_a_snapshot_is_asked_for_again_when_nats_comes_back(copied, monkeypatch):
     """The request that the server had accepted is lost, as is the connection by which its rows would come."""

@@ -49,6 +49,7 @@ def asked(dsn: str, sql: str) -> list[Any]:
         return cursor.fetchall()
 
 
+@pytest.mark.thorough("test_consuming: a copy is exact, of tables with a key and with whole rows")
 def test_rows_that_an_index_identifies(world):
     copied = world(
         {"ri": "id int not null, v text"},
@@ -62,6 +63,7 @@ def test_rows_that_an_index_identifies(world):
     copied.assert_equal()
 
 
+@pytest.mark.thorough("test_consuming: a copy is exact, of tables with a key and with whole rows")
 def test_numbers_below_zero(world):
     copied = world(
         {"whole": "who text, amount int", "least": "a smallint primary key, b int, c bigint"},
@@ -181,6 +183,7 @@ def test_new_consumer_applies_events_beyond_saved_publisher_position(world, tmp_
     copied.assert_equal()
 
 
+@pytest.mark.thorough("test_consuming: a copy is exact, with updates that leave a large value")
 def test_an_update_of_a_row_whose_large_value_may_not_be_null(world):
     copied = world(
         {"k": "id int primary key, v text, big text not null"}, "alter table k alter big set storage external"
@@ -204,6 +207,7 @@ def test_a_row_that_is_not_there_stops_a_table_without_a_key(world):
     copied.assert_equal("public.ok")
 
 
+@pytest.mark.thorough("test_consuming keeps some tables of a stream with others")
 def test_messages_of_tables_that_are_not_kept_are_nobodys_trouble(world):
     copied = world({"k": "id int primary key"})
     begun(copied, "insert into k values (1)")
@@ -213,6 +217,7 @@ def test_messages_of_tables_that_are_not_kept_are_nobodys_trouble(world):
     copied.assert_equal()
 
 
+@pytest.mark.thorough("test_consuming: a table that refuses a change stops alone")
 def test_letters_that_the_copys_encoding_lacks_are_its_tables_trouble(world):
     copied = world({"k": "id int primary key, v text", "ok": "id int primary key"})
     name = copied.copy_dsn.split("dbname=")[1].split()[0]

@@ -203,6 +203,7 @@ def test_dates_that_arrow_cannot_read_are_copied_exactly(pg, copier):
 )
 @pytest.mark.thorough(
     "the same test, of other types; each in unit/test_values.py",
+    "date-infinity-infinity",
     "timestamptz--infinity-infinity",
     "numeric(10,2)-NaN-NaN or infinity",
 )

@@ -119,6 +119,7 @@ def test_copy_gives_way_to_replay_of_ddl(primary, standby):
             held.check()
 
 
+@pytest.mark.thorough("test_copy_gives_way_to_replay_of_ddl")
 def test_copy_gives_way_to_replay_that_needs_an_index(primary, standby):
     """Planning a range's query has locked it."""
     with keeping(standby.dsn()) as keeper, keeper.hold(keeper.relations[0]) as held:
@@ -133,6 +134,7 @@ def test_copy_gives_way_to_replay_that_needs_an_index(primary, standby):
 
 
 @pytest.mark.parametrize("sql", ["delete from t where id < 100; vacuum t", "alter table t add later int"])
+@pytest.mark.thorough("the same test, of rows that VACUUM removes", "alter table t add later int")
 def test_table_is_copied_again_when_replay_has_ended_its_sessions(primary, standby, sql):
     set_delay(standby, "0")
     with keeping(standby.dsn()) as keeper, keeper.hold(keeper.relations[0]) as held:

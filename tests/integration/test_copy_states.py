@@ -86,6 +86,7 @@ def test_tables_are_errored_with_the_cause_when_a_later_export_fails(kept, snaps
 
 
 @pytest.mark.parametrize("error", [SourceConnectionError("the source is away"), KeyboardInterrupt()])
+@pytest.mark.thorough("the same test, of a source that is away", "error1")
 def test_tables_are_errored_when_the_copies_of_a_run_stop(kept, snapshotter, monkeypatch, error):
     def stops(*_: object) -> None:
         raise error
@@ -97,6 +98,7 @@ def test_tables_are_errored_when_the_copies_of_a_run_stop(kept, snapshotter, mon
     assert kept.record(A).hint
 
 
+@pytest.mark.thorough("test_tables_are_errored_with_the_cause_when_a_later_export_fails")
 def test_table_that_an_earlier_run_left_snapshotting_is_errored_when_no_snapshot_can_be_made(
     kept, snapshotter, monkeypatch
 ):
@@ -114,6 +116,7 @@ def unchanged(kept: Kept) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("error", [NO_SLOT, KeyboardInterrupt()])
+@pytest.mark.thorough("the same test, of a slot that is not free", "error1")
 def test_new_and_removed_tables_are_as_before_when_no_snapshot_can_be_made(
     kept, snapshotter, monkeypatch, error
 ):
@@ -137,6 +140,7 @@ def test_new_table_leaves_the_publication_when_the_walsender_cannot_be_renewed(
         take(kept, snapshotter, C)
 
 
+@pytest.mark.thorough("test_new_and_removed_tables_are_as_before_when_no_snapshot_can_be_made")
 def test_tables_are_as_before_when_a_state_cannot_be_recorded(kept, snapshotter, monkeypatch):
     kept.set_states(A, TableState.PAUSED)
     set_state = type(snapshotter.state_db).set_state

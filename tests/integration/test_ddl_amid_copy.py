@@ -77,6 +77,15 @@ STATEMENTS = {
 
 @pytest.mark.differs_by_major("which locks and snapshots DDL waits for")
 @pytest.mark.parametrize("statement", STATEMENTS)
+@pytest.mark.thorough(
+    "the same test, of ALTER TABLE, DROP INDEX, and CREATE INDEX and DETACH CONCURRENTLY",
+    "truncate t",
+    "vacuum full t",
+    "reindex index t_v",
+    "reindex index concurrently t_v",
+    "alter table part_2 add check (id > 0)",
+    "drop table part",
+)
 def test_statement_goes_before_the_copy_of_its_table(pg, dsn, tables, statement):
     with keeping(dsn, pg, STATEMENTS[statement]) as keeper, keeper.hold(keeper.relations[0]) as held:
         first, *_ = held.plan(keeper.relations[0], RANGE_BYTES)

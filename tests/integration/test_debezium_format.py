@@ -320,6 +320,9 @@ def test_large_values_that_were_not_sent_are_said_as_debezium_does(compared, deb
         ),
     ],
 )  # fmt: skip
+@pytest.mark.thorough(
+    "the same test, of numbers and large values", "statements1-d", "statements2-ia.* more dimensions"
+)
 def test_debezium_format_rejects_values_debezium_would_lose(compared, statements, says):
     execute(compared.dsn, *statements)
     compared.receive()

@@ -49,6 +49,7 @@ def name_of(relation: Relation | None) -> str:
 
 
 @pytest.mark.parametrize("changes", [CHANGES, COLUMN_LIST], ids=["of a table", "of the publication"])
+@pytest.mark.thorough("the same test, of a table", "of the publication")
 def test_each_row_is_read_by_the_relation_of_its_own_time_however_late_it_is_received(dsn, tmp_path, changes):
     """Each change is that of a table and types of its own, in a schema of its own."""
     schemas = {change: f"c{number}" for number, change in enumerate(changes)}
@@ -249,6 +250,10 @@ def test_ddl_goes_on_when_the_function_fails_and_the_catalog_is_read_instead(wat
         "drop event trigger {0}; {1}",
     ],
 )
+@pytest.mark.thorough(
+    "the same test, of a trigger that is dropped",
+    "alter event trigger {0} disable; {1}; alter event trigger {0} enable always",
+)
 def test_ddl_that_no_trigger_saw_is_noticed_by_the_catalog(watched, dsn, unseen):
     before = watched.now()
     execute(dsn, insert(1))
@@ -273,6 +278,11 @@ def test_vacuum_full_is_no_ddl_and_read_from_the_catalog(watched, dsn):
         ("alter table t alter id type bigint using id * 10", "USING"),
         ("alter type mood rename value 'sad' to 'blue'", "label"),
     ],
+)
+@pytest.mark.thorough(
+    "the same test, of a column that is dropped and added again",
+    "alter table t alter id type bigint using id * 10-USING",
+    "alter type mood rename value 'sad' to 'blue'-label",
 )
 def test_a_table_stops_right_there_with_the_rows_before_in_the_lake(dsn, tmp_path, change, reason):
     execute(dsn, "create type mood as enum ('sad')", "create table t(id int primary key, v text, m mood)")
@@ -304,6 +314,7 @@ def test_a_safe_change_that_no_row_follows_is_already_followed(dsn, tmp_path):
     assert pa.table(handed.lake_rows("public.t")).select(["id", "w"]).to_pylist() == [{"id": 1, "w": 7}]
 
 
+@pytest.mark.thorough("test_a_safe_change_that_no_row_follows_is_already_followed")
 def test_safe_changes_that_no_row_follows_are_followed_once(dsn, tmp_path):
     execute(dsn, "create table t(id int primary key, v text)")
     handed = Handed(dsn, tmp_path, ("public.t",), flush_interval_s=0.05, event_trigger=True)
@@ -320,6 +331,9 @@ def test_safe_changes_that_no_row_follows_are_followed_once(dsn, tmp_path):
     ]
 
 
+@pytest.mark.thorough(
+    "test_a_safe_change_that_no_row_follows_is_already_followed; test_evolution: amid a transaction"
+)
 def test_a_transaction_that_ends_with_a_safe_change_is_followed(dsn, tmp_path):
     execute(dsn, "create table t(id int primary key, v text)")
     handed = Handed(dsn, tmp_path, ("public.t",), flush_interval_s=0.05, event_trigger=True)

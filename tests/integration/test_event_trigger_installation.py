@@ -244,6 +244,7 @@ def test_ddl_whose_triggers_fire_while_they_are_removed_does_not_fail(watched, d
         assert not trigger.is_present(source, watched.pipeline)
 
 
+@pytest.mark.thorough("test_ddl_whose_triggers_fire_while_they_are_removed_does_not_fail")
 def test_script_removes_triggers_while_ddl_runs(watched, dsn, tmp_path):
     file = tmp_path / "script.sql"
     file.write_text(removal_script(watched.pipeline.name))

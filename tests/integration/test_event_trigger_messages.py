@@ -225,6 +225,7 @@ def test_without_the_key_the_catalog_is_asked(watched, dsn):
 
 
 @pytest.mark.parametrize(("encoding", "name"), [("LATIN1", "größe"), ("EUC_JP", "日本")])
+@pytest.mark.thorough("the same test in LATIN1", "EUC_JP-\\u65e5\\u672c")
 def test_messages_of_a_database_in_another_encoding_are_read(server: Server, tmp_path, encoding, name):
     template = f"template0 encoding '{encoding}' lc_collate 'C' lc_ctype 'C'"
     with fresh_database(server, template) as dsn:

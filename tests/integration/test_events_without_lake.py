@@ -129,6 +129,7 @@ def run_with_extra(events: EventsOnly, folder: Path, extra: str, uri: str) -> No
     assert "2 streaming" in said
 
 
+@pytest.mark.thorough("test_recorded_history: transitions, errors and schema changes are recorded once")
 def test_course_of_a_pipeline_is_recorded(events):
     """Snapshot, start, DDL that is followed, DDL that is refused, stop: as the apps record them."""
     events.take()
@@ -164,7 +165,9 @@ def kinds(events: EventsOnly, table: str | None = None) -> list[str]:
 
 @pytest.mark.real_kill
 @pytest.mark.parametrize("kills", [1, 2])
-@pytest.mark.thorough("the parameter 1: more kills, more points in time", "2")
+@pytest.mark.thorough(
+    "fault/test_publishing_faults kills a publisher; test_consuming: a copy is exact whoever is killed"
+)
 def test_killed_at_any_moment_it_publishes_each_change_to_who_applies_by_the_rule(events, kills):
     events.take()
     over = threading.Event()
@@ -418,6 +421,7 @@ def test_commands_do_what_there_is_to_do_or_refuse_by_name(events, capsys):
     assert not Path(events.pipeline.lake_root, "_pgrepl").exists()
 
 
+@pytest.mark.thorough("test_a_lake_is_left_and_taken_again_only_by_a_snapshot")
 def test_a_lake_that_took_no_point_is_left_by_the_next_snapshot(dsn, tmp_path, begin, monkeypatch):
     kept = kept_tables(dsn, tmp_path)
     kept.write_point(kept.begin(), A, B)

@@ -82,6 +82,9 @@ def test_a_transaction_changes_the_table_in_its_middle(altered, dsn):
     altered.assert_as_source()
 
 
+@pytest.mark.thorough(
+    "test_rows_without_key_are_counted_on, where a type becomes wider; property/test_widened_text"
+)
 def test_a_type_becomes_wider_in_the_middle_of_a_transaction(dsn, tmp_path):
     execute(
         dsn, "create table t (id int primary key, r real, n numeric(5,2))", "insert into t values (1, 0.5, 1)"
@@ -110,8 +113,9 @@ STEPS = [
 ]
 
 
-@pytest.mark.parametrize(
-    "at_once", [True, pytest.param(False, marks=pytest.mark.thorough("the same test, at once"))]
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.thorough(
+    "test_a_table_goes_on_after_a_safe_change; test_a_transaction_changes_the_table_in_its_middle"
 )
 def test_changes_of_many_shapes_come_at_once_or_one_by_one(altered, dsn, at_once):
     for step in STEPS:
@@ -125,6 +129,7 @@ def test_changes_of_many_shapes_come_at_once_or_one_by_one(altered, dsn, at_once
     assert altered.rows(version=0).num_rows == 2
 
 
+@pytest.mark.thorough("unit/test_evolution: an evolved table says in which relation later changes begin")
 def test_the_lake_table_says_what_it_is_for(altered, dsn):
     execute(dsn, "alter table t add column b int", "insert into t (id, b) values (3, 1)")
     result = done(altered.follow())
@@ -173,7 +178,8 @@ class DiedError(BaseException):
     [("add column b int", False), ("add column b int default 7", True), ("alter n type bigint", True)],
 )
 @pytest.mark.thorough(
-    "the same test, of an added column; test_a_type_becomes_wider_in_the_middle_of_a_transaction",
+    "the same test, of a column with a default; wider types in test_a_table_goes_on_after_a_safe_change",
+    "add column b int-False",
     "alter n type bigint-True",
 )
 def test_interrupted_evolution_is_completed_by_next_run(dsn, tmp_path, monkeypatch, ddl, history):
@@ -215,6 +221,7 @@ def test_interrupted_evolution_is_completed_by_next_run(dsn, tmp_path, monkeypat
         ]
 
 
+@pytest.mark.thorough("test_interrupted_evolution_is_completed_by_next_run, with a history")
 def test_a_history_keeps_the_versions_from_before(dsn, tmp_path):
     execute(dsn, *TABLE)
     altered = Altered(dsn, tmp_path, history=True).take()
@@ -326,7 +333,7 @@ def test_a_partitioned_table_that_is_truncated_goes_on(dsn, tmp_path, at_once):
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-@pytest.mark.thorough("the same test, at once", "False")
+@pytest.mark.thorough("test_check_drift: a partition that was truncated by itself; test_partition_traces")
 def test_a_partition_that_is_truncated_by_itself_stops_the_table(dsn, tmp_path, at_once):
     befores = {"by itself": "select 1", "after the whole": "truncate t"}
     courses = Courses(dsn, tmp_path, befores, PARTITIONED).take()
@@ -414,6 +421,7 @@ def test_excluded_and_typed_columns_stay_what_they_are(dsn, tmp_path):
     assert "a" not in altered.rows().column_names
 
 
+@pytest.mark.thorough("test_foreign_writes: rows of another program are found")
 def test_rows_of_somebody_else_stop_the_table(altered, dsn):
     execute(dsn, "insert into t values (3, 'z', 30)")
     done(altered.follow())

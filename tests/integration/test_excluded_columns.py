@@ -154,6 +154,9 @@ def test_a_renamed_table_keeps_hiding_a_column_that_is_dropped_and_added_again(
     guarded.assert_guarded()
 
 
+@pytest.mark.thorough(
+    "test_an_excluded_column_stays_excluded_when_it_is_renamed; test_hidden_everywhere: another of its name"
+)
 def test_names_that_are_swapped_swap_no_secrets(source: str, tmp_path: Path) -> None:
     execute(source, "create table t(id int primary key, v text, secret text)")
     guarded = Guarded(source, tmp_path).take()
@@ -168,6 +171,7 @@ def test_names_that_are_swapped_swap_no_secrets(source: str, tmp_path: Path) -> 
     assert not texts, "what the column with attnum 3 holds"
 
 
+@pytest.mark.thorough("test_hidden_everywhere: no byte of an excluded column is kept")
 def test_ddl_that_the_receiver_sees_late_lets_no_secret_through(source: str, tmp_path: Path) -> None:
     execute(source, "create table t(id int primary key, v text, secret text, n int)")
     guarded = Guarded(source, tmp_path).take()

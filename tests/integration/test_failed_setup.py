@@ -113,6 +113,7 @@ def test_failed_setup_can_be_torn_down_and_begun_elsewhere(
     assert left(kept) == (True, True)
 
 
+@pytest.mark.thorough("test_changelog_that_cannot_be_created_leaves_no_publication")
 def test_tables_that_become_unfit_before_the_epoch_begins_leave_no_publication(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -163,6 +163,9 @@ def synced(pair: tuple[Server, Server], received: Received) -> Received:
     return received
 
 
+@pytest.mark.thorough(
+    "unit/test_timelines: a changelog past the fork; test_continuity: another timeline; the first test"
+)
 def test_promoted_standby_that_lacks_received_transactions_is_rejected(pair, synced):
     """Without synchronized_standby_slots the receiver may be ahead of the standby."""
     primary, standby = pair
@@ -233,6 +236,9 @@ def test_standby_is_waited_for_until_it_is_promoted(pair, synced):
     assert received_ids(synced) == ids(standby.dsn())
 
 
+@pytest.mark.thorough(
+    "the first test continues by a token; unit/test_timelines and test_source_tokens show what one is for"
+)
 def test_token_is_recorded_only_when_the_standby_has_it(pair, synced):
     """A failover right after a renewal must not look like a copy of the source that lacks the token."""
     primary, standby = pair

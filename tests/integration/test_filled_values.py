@@ -135,6 +135,9 @@ def test_a_reader_that_keeps_no_value_has_every_row_as_the_source_has_it(receive
         assert read(received, after=after) == [one for one in changes if one.position > after]
 
 
+@pytest.mark.thorough(
+    "test_value_changed_while_table_unpublished_is_listed_as_unchanged; test_lake_lookup_after_ddl"
+)
 def test_first_update_after_ddl_lists_toast_value_as_unchanged(received, dsn):
     for ddl in (
         "alter table t alter doc type text using upper(doc)",
@@ -251,6 +254,7 @@ def test_unchanged_values_beyond_memory_budget_are_read_from_lake(dsn, tmp_path,
     assert filled > 5
 
 
+@pytest.mark.thorough("test_unchanged_values_beyond_memory_budget_are_read_from_lake")
 def test_a_whole_table_from_before_the_changelog_is_looked_up(dsn, tmp_path):
     execute(dsn, "alter table t add texts text[]", "alter table t alter texts set storage external")
     landed = Landed(dsn, tmp_path, ("public.t",), flush_interval_s=0.05)
@@ -317,7 +321,18 @@ def test_a_whole_table_from_before_the_changelog_is_looked_up(dsn, tmp_path):
         ["begin; update t set doc = upper(doc); alter table t add one_more int; commit"],
     ],
 )
-@pytest.mark.thorough("the same test, of other DDL of keys and types", "ddl5-True", "ddl8-True")
+@pytest.mark.thorough(
+    "the same test, of a column that takes the name of another",
+    "ddl0-True",
+    "ddl2-True",
+    "ddl3-True",
+    "ddl4-True",
+    "ddl5-True",
+    "ddl6-True",
+    "ddl7-True",
+    "ddl8-True",
+    "ddl9-True",
+)
 def test_lake_lookup_after_ddl_returns_no_outdated_value(dsn, tmp_path, ddl, is_applied):
     execute(dsn, "alter table t rename more to others", "alter table t alter others type text")
     landed = Landed(dsn, tmp_path, ("public.t",), flush_interval_s=0.05)

@@ -27,6 +27,7 @@ def test_they_are_found_wherever_the_lake_lies(dsn, tmp_path):
 @pytest.mark.parametrize(
     "change", ["insert into t values (2)", "update t set id = 5", "delete from t", "truncate t"]
 )
+@pytest.mark.thorough("the same test, of INSERT and DELETE", "truncate t", "update t set id = 5")
 def test_rows_that_came_between_reading_and_committing_stop_the_table(dsn, tmp_path, monkeypatch, change):
     execute(dsn, "create table t(id int primary key)", "insert into t values (1)")
     handed = Handed(dsn, tmp_path, (T,))

@@ -101,7 +101,12 @@ def received_late(dsn: str, folder: Path, statements: Sequence[str], **options: 
 
 
 @pytest.mark.parametrize("what", BEHIND)
-@pytest.mark.thorough("the same test, of a column with another of its name", "renamed")
+@pytest.mark.thorough(
+    "the same test, of a column with another of its name; test_no_byte_of_an_excluded_column_is_kept",
+    "renamed",
+    "renamed, and others dropped",
+    "in another table",
+)
 def test_no_byte_of_a_hidden_column_is_sent(dsn, tmp_path, what):
     received = received_late(dsn, tmp_path, BEHIND[what])
     for rule, (name, given) in itertools.product(RULES, FORMATS.items()):
@@ -137,7 +142,9 @@ def known_then_altered(dsn: str, folder: Path, statements: Sequence[str], **opti
 
 
 @pytest.mark.parametrize("what", HARMLESS)
-@pytest.mark.thorough("the same test, of a column that was dropped and retyped", "retyped")
+@pytest.mark.thorough(
+    "test_other_columns_are_kept_whatever_became_of_them; test_no_byte_of_a_hidden_column_is_sent"
+)
 def test_other_columns_are_sent_whatever_became_of_them(dsn, tmp_path, what):
     received = known_then_altered(dsn, tmp_path, HARMLESS[what])
     for rule, (name, given) in itertools.product(RULES, FORMATS.items()):
@@ -148,7 +155,9 @@ def test_other_columns_are_sent_whatever_became_of_them(dsn, tmp_path, what):
 
 
 @pytest.mark.parametrize("what", HARMLESS)
-@pytest.mark.thorough("the same test, of a column that was dropped and retyped", "retyped")
+@pytest.mark.thorough(
+    "the same test, of a column that was dropped and retyped", "retyped", "added and renamed"
+)
 def test_other_columns_are_kept_whatever_became_of_them(dsn, tmp_path, what):
     received = known_then_altered(dsn, tmp_path, HARMLESS[what], exclude_columns=("public.t.secret",))
     rows = received.changelog_rows("I")

@@ -62,6 +62,7 @@ def test_apps_end_until_the_points_are_back_or_given_up(
     kept.write_point(LSN(kept.begin() + 1), A, B)
 
 
+@pytest.mark.thorough("the same at the end of test_lost_lake")
 def test_snapshot_marks_no_lake_of_an_earlier_version_whose_points_are_out_of_sight(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,6 +107,7 @@ def tear_down(kept: Kept) -> list[str]:
 
 
 @pytest.mark.parametrize("lose", [lose_slot, tear_down])
+@pytest.mark.thorough("the same test, of a lost slot", "tear_down")
 def test_epoch_that_is_given_up_takes_its_lost_points_with_it(
     kept: Kept, monkeypatch: pytest.MonkeyPatch, lose: Callable[[Kept], list[str]]
 ) -> None:

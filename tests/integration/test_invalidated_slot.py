@@ -95,6 +95,7 @@ BEHIND = {"max_slot_wal_keep_size": "1MB", "wal_keep_size": "0"}
     ],
     ids=["idle", "behind"],
 )
+@pytest.mark.thorough("the same test, of removed WAL; the timeout in the test above", "idle")
 def test_reason_and_setting_are_named_and_warned_of(
     tmp_path: Path, settings: dict[str, str], why: str, warned: tuple[str, ...]
 ) -> None:

@@ -52,6 +52,7 @@ def test_a_reader_that_lags_goes_on_in_the_joined_files(received: Received) -> N
     assert found == [number * 10 + g for number in range(4) for g in range(5)]
 
 
+@pytest.mark.thorough("test_a_reader_that_lags_goes_on_in_the_joined_files")
 def test_a_reader_goes_on_after_hours_were_joined_behind_it(received: Received, dsn: str) -> None:
     reader = ChangeReader(received.pipeline)
     assert len([number for changes in reader.read() for number in ids(changes)]) == 20

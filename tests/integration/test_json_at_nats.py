@@ -141,6 +141,9 @@ def test_an_outbox_and_messages_have_subjects_and_headers_of_their_own(published
     assert found[0].headers["ce-source"] == f"/{published.pipeline.name}"
 
 
+@pytest.mark.thorough(
+    "JSON in test_every_change_arrives_in_order_as_the_reader_has_it; unit/test_debezium_events"
+)
 def test_debeziums_format_is_put_there_too(published):
     published.publisher(format="debezium", database="shop")
     (one,) = published.changed("insert into t values (1, 'v')")

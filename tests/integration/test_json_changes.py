@@ -143,6 +143,7 @@ def test_the_command_prints_them_from_any_place_on(file, capsys):
     assert "not one of: ID of a change, LSN, timestamp" in capsys.readouterr().err
 
 
+@pytest.mark.thorough("the command in the test above; test_change_stream: one that follows gets what comes")
 def test_it_follows_until_it_is_interrupted_or_nobody_reads(file, dsn):
     received, path = file
     command = [sys.executable, "-m", "airflow_provider_pgrepl", "changes", str(path), "public.t"]

@@ -11,7 +11,7 @@ TEXT = b'ab,\n"cd'
 BYTES = b"\x00\xff\x5c\x0a"
 
 
-@pytest.mark.thorough("the table of 1,600 columns; large messages in test_message_limits")
+@pytest.mark.thorough("test_copy: rows longer than a block; large messages in test_message_limits")
 def test_rows_of_100_mb_are_copied_and_streamed(dsn, run, tmp_path):
     """Text full of quotes and newlines, which CSV writes twice; bytea, which the stream sends as hexadecimal
     digits; then an update that does not send them again, and one of the key."""
@@ -36,6 +36,7 @@ def test_rows_of_100_mb_are_copied_and_streamed(dsn, run, tmp_path):
     assert whole == (True, True)
 
 
+@pytest.mark.thorough("test_large_types: 1,500 columns; test_copy and test_evolution copy and stream")
 def test_a_table_of_1600_columns_is_copied_and_streamed(dsn, run, tmp_path):
     columns = ", ".join(f"c{number} int" for number in range(1599))
     run(

@@ -72,6 +72,9 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("statements", TYPES.values(), ids=TYPES)
+@pytest.mark.thorough(
+    "the same test, of composites, domains and ranges", "nested composites", "an enum of very many labels"
+)
 def test_a_table_of_such_a_type_is_refused_by_name(pg, dsn, run, steps, statements):
     run(
         *statements,
@@ -118,7 +121,8 @@ def test_a_type_that_is_its_own_part_has_no_end():
 @pytest.mark.parametrize("event_trigger", [False, True])
 @pytest.mark.parametrize("change", ["alter table t add d odd", "alter type small add attribute b odd"])
 @pytest.mark.thorough(
-    "the same test, of each statement the other way around",
+    "the same test, of a column that is added, with the event trigger",
+    "alter type small add attribute b odd-False",
     "alter type small add attribute b odd-True",
     "alter table t add d odd-False",
 )

@@ -81,8 +81,9 @@ STATEMENTS = (
 
 @pytest.mark.parametrize("statement", STATEMENTS)
 @pytest.mark.thorough(
-    "the same test, of VACUUM, which takes the same lock",
+    "the same test, of VACUUM, which waits for the same lock",
     "analyze t",
+    "create index on t (v)",
     "create statistics s on id, v from t",
     "alter table t alter v set statistics 10",
 )
@@ -185,6 +186,7 @@ def test_copy_that_needs_no_such_lock_lends_none(pg, dsn, owner):
             held.check()
 
 
+@pytest.mark.thorough("test_ddl_amid_copy: a statement goes before the copy of its table")
 def test_copy_of_a_role_that_acts_as_another_gives_way(pg, dsn, run):
     """Despite ALTER ROLE … SET role, the copies are sessions of the role that logged in."""
     role = f"reader_{uuid.uuid4().hex[:8]}"

@@ -85,6 +85,7 @@ def test_a_rollback_takes_back_only_the_transactional_ones(received, dsn):
 
 
 @pytest.mark.parametrize("transactional", ["true", "false"])
+@pytest.mark.thorough("the same test, without transactions", "true")
 def test_alone_they_are_durable_and_told_and_sent_again_they_are_not_doubled(
     received, dsn, monkeypatch, transactional
 ):

@@ -60,6 +60,7 @@ def test_new_epoch_in_a_missing_lake_needs_its_name_and_leaves_the_slot(kept: Ke
     assert kept.slot() == before
 
 
+@pytest.mark.thorough("the same test, of a lake that is not mounted", "without_changelog")
 def test_replication_says_that_it_is_away(kept: Kept, caplog) -> None:
     assert replicate.main(["--pipeline", str(kept.file)]) == 78
     assert "is not mounted on this host" in caplog.text
@@ -70,6 +71,7 @@ def test_replication_says_that_it_is_away(kept: Kept, caplog) -> None:
     assert "is not mounted on this host" in last.reason
 
 
+@pytest.mark.thorough("the same test, of a lake that is not mounted", "without_changelog")
 def test_status_says_so(kept: Kept) -> None:
     shown = " ".join(to_text(read_status(kept.pipeline)).split())
     assert "is not mounted on this host" in shown

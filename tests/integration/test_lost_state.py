@@ -32,6 +32,7 @@ def kept(dsn, tmp_path, monkeypatch) -> Kept:
 
 
 @pytest.mark.parametrize("loss", [DROP, FORGET])
+@pytest.mark.thorough("the same test, of a schema that is dropped", "delete from _pgrepl.pipelines")
 def test_replication_does_not_begin_to_receive(kept: Kept, caplog, loss: str) -> None:
     execute(kept.dsn, loss)
     version = open_changelog(kept.changelog).version()
@@ -54,6 +55,7 @@ def test_a_snapshot_leads_out_of_it(kept: Kept, loss: str) -> None:
 
 
 @pytest.mark.parametrize("loss", [DROP, FORGET])
+@pytest.mark.thorough("the same test, of a schema that is dropped", "delete from _pgrepl.pipelines")
 def test_status_says_so(kept: Kept, loss: str) -> None:
     execute(kept.dsn, loss)
     shown = " ".join(to_text(read_status(kept.pipeline)).split())

@@ -143,6 +143,7 @@ def test_beside_the_app_its_changelog_and_its_histories_are_left_to_it(
     assert asked[1]["reader_version"] >= 0
 
 
+@pytest.mark.thorough("test_without_the_app_all_is_done")
 def test_maintain_reports_no_running_app_after_app_session_is_lost(kept: Kept) -> None:
     with kept.access.state_db("replicate") as app:
         app.lock(kept.pipeline.name, "replicate")
@@ -154,6 +155,7 @@ def test_maintain_reports_no_running_app_after_app_session_is_lost(kept: Kept) -
     assert run(kept).app_runs is False
 
 
+@pytest.mark.thorough("test_beside_the_app_its_changelog_and_its_histories_are_left_to_it")
 def test_an_app_may_start_meanwhile(kept: Kept) -> None:
     def start(_: object) -> None:
         with kept.access.state_db("replicate") as app:
@@ -208,6 +210,7 @@ def test_the_changelog_keeps_what_a_table_or_the_server_may_need(
 
 
 @pytest.mark.usefixtures("long_after")
+@pytest.mark.thorough("test_the_changelog_keeps_what_a_table_or_the_server_may_need, and no more")
 def test_changes_expire_while_all_tables_are_errored(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     """The receiver goes on: without expiry, the changelog would fill the storage."""
     old_hours(kept)
@@ -242,6 +245,7 @@ def test_nothing_of_the_changelog_goes_while_the_source_is_away(kept: Kept) -> N
     assert (done.rest.changelog_files, done.failures, floor(kept)) == (0, {}, 0)
 
 
+@pytest.mark.thorough("test_maintain_stops_between_tables_on_request_and_exits_75")
 def test_the_time_is_up(kept: Kept) -> None:
     before = files(kept, A)
     done = run(kept, limit_s=0)
@@ -324,6 +328,7 @@ def test_the_command_tells_programs(line: Any) -> None:
     assert report["errors"] == {}
 
 
+@pytest.mark.thorough("test_the_command_tells_a_line_a_table; code 75 where maintenance stops on request")
 def test_a_busy_table_is_told_with_a_code_that_says_try_again(
     line: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -83,7 +83,9 @@ def test_only_those_of_the_prefixes_are_kept(dsn: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "after"), [(("*",), ()), ((), ("*",)), (("p",), ("q",)), (("q",), ("p",))]
 )
-@pytest.mark.thorough("the same test, of all prefixes", "before2-after2", "before3-after3")
+@pytest.mark.thorough(
+    "the same test, of all prefixes, then none", "before1-after1", "before2-after2", "before3-after3"
+)
 def test_another_choice_holds_from_where_the_receiver_goes_on(
     dsn: str,
     tmp_path: Path,
