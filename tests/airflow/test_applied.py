@@ -101,6 +101,7 @@ def test_trigger_waits_while_state_is_unreachable_and_shows_no_secret(
 
 
 @pytest.mark.parametrize("mode", ["poke", "deferrable"])
+@pytest.mark.thorough("the same test, deferrable", "poke")
 def test_run_succeeds_once_table_is_complete(shop: Recorded, dsn: str, airflow_db: None, mode: str) -> None:
     from airflow.dag_processing.dagbag import DagBag
 

@@ -29,6 +29,7 @@ def answer(path: str, root_path: str = "/pgrepl") -> tuple[int, str]:
     return sent[0]["status"], sent[1]["body"].decode(errors="replace")
 
 
+@pytest.mark.thorough("test_airflow_serves_them_and_has_them_in_its_menu; unit/test_documents")
 def test_every_link_and_picture_of_the_documents_is_served() -> None:
     lost = []
     for path in PAGES.pages():

@@ -267,7 +267,10 @@ def test_an_event_becomes_the_end_of_the_task(shop: Recorded) -> None:
     ],
 )
 @pytest.mark.thorough(
-    "the same test, deferrable; drift_poke", "drift_soft-success-skipped", "drift_waiting-failed-failed"
+    "the same test, soft and deferrable; test_waiting_for_drift_ends_when_there_is_some",
+    "drift_soft-success-skipped",
+    "drift_waiting-failed-failed",
+    "drift_waiting_deferrable-failed-failed",
 )
 def test_a_run_ends_as_it_is_to(
     shop: Recorded, execute: Any, airflow_db: None, dag_id: str, before: str, after: str

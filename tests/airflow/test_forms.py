@@ -126,6 +126,7 @@ def test_a_run_with_what_is_no_list_of_tables_does_not_begin(
 
 
 @pytest.mark.parametrize(("tables", "argument"), [(["x.y", "x.z"], "--add=x.y,x.z"), ([], "--add=")])
+@pytest.mark.thorough("the same test, of two tables", "tables1---add=")
 def test_adding_starts_the_application_and_nothing_else(
     pipeline_file: Path, submitted: Path, shop: Recorded, tables: list[str], argument: str
 ) -> None:

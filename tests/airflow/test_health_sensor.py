@@ -102,6 +102,7 @@ def test_trigger_reports_error_of_unreachable_source_without_secret(
 
 
 @pytest.mark.parametrize("mode", ["poke", "deferrable"])
+@pytest.mark.thorough("the same test, deferrable", "poke")
 def test_run_fails_while_table_is_errored(shop: Recorded, dsn: str, airflow_db: None, mode: str) -> None:
     from airflow.dag_processing.dagbag import DagBag
 

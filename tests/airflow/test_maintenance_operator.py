@@ -48,11 +48,13 @@ def test_a_lake_is_maintained(kept: Kept) -> None:
     assert json.loads(json.dumps(report)) == report
 
 
+@pytest.mark.thorough("test_a_lake_is_maintained")
 def test_no_tables_are_all_tables(kept: Kept) -> None:
     (table,) = operator(kept, tables="[]").execute({})["tables"]
     assert table["table"] == A
 
 
+@pytest.mark.thorough("test_failures: an error becomes the failure its class asks for")
 def test_unreadable_lake_table_fails_task_without_retry(kept: Kept) -> None:
     from airflow.sdk.exceptions import AirflowFailException
 
@@ -82,5 +84,6 @@ def test_a_task_that_is_killed_ends_between_two_commits(kept: Kept, monkeypatch:
     killer.join()
 
 
+@pytest.mark.thorough("test_a_task_that_is_killed_ends_between_two_commits")
 def test_a_task_that_has_not_begun_may_be_killed(kept: Kept) -> None:
     operator(kept).on_kill()

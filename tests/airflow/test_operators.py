@@ -59,6 +59,7 @@ def test_the_snapshot_gets_its_tables_and_flags(behave: Any, journal: Journal) -
 @pytest.mark.parametrize(
     ("code", "status", "tries"), [(1, "different", 1), (2, "not_compared", 2), (1, None, 2), (0, "equal", 1)]
 )
+@pytest.mark.thorough("the same test, without a result", "2-not_compared-2")
 def test_verification_fails_for_good_only_if_a_table_differs(
     behave: Any, journal: Journal, code: int, status: str | None, tries: int
 ) -> None:

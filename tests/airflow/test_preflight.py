@@ -109,6 +109,7 @@ def test_unusable_lake_fails_task_before_spark_starts_and_leaves_nothing_behind(
         assert cursor.fetchone() == (0,)
 
 
+@pytest.mark.thorough("test_a_missing_table_is_named; integration/test_preflight: missing rights")
 def test_a_missing_right_is_named(source: Source, reader: str) -> None:
     source.log_in_as(reader)
     with pytest.raises(AirflowFailException, match=r"lacks SELECT on public\.orders"):

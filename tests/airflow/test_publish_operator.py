@@ -145,6 +145,7 @@ def test_publishers_of_one_pipeline_live_in_places_of_their_own():
     assert names == {"publish-a", "publish-b"}
 
 
+@pytest.mark.thorough("unit/test_shipped: without lake tables an application needs no Java")
 def test_tasks_of_a_pipeline_without_lake_tables_need_no_java(
     dsn: str, tmp_path: Path, broker: Broker, monkeypatch
 ):

@@ -81,7 +81,7 @@ class Ordeal:
 
 
 @pytest.mark.real_kill
-@pytest.mark.thorough("integration/test_random_drift.py, and test_kill.py")
+@pytest.mark.thorough("integration/test_evolution.py, and test_kill.py")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_altered_tables_equal_the_source_or_say_why_they_stopped_though_the_app_is_killed(
     seed, spark, dsn, tmp_path

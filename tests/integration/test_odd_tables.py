@@ -64,6 +64,11 @@ def test_a_table_of_columns_that_are_never_sent_has_nulls(dsn, pg, run, tmp_path
         "update root set id = 918274 where id = 918273",
     ],
 )
+@pytest.mark.thorough(
+    "the same test, of a deleted row",
+    "update root set b = -b where id = 918273",
+    "update root set id = 918274 where id = 918273",
+)
 def test_a_partition_that_came_later_with_another_identity_stops_the_table(dsn, run, tmp_path, change):
     """It does not inherit REPLICA IDENTITY USING INDEX: what it sends does not tell which row was changed."""
     run(

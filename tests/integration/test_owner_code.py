@@ -171,6 +171,13 @@ def copied(house: House, keeper: TableSnapshotHolder, ranges: list[CopyRange]) -
 
 
 @pytest.mark.parametrize("statements", CODE.values(), ids=CODE)
+@pytest.mark.thorough(
+    "the same test, of other code; test_code_is_found_whatever_the_server_is: a predicate",
+    "a predicate",
+    "a statistics object",
+    "an operator",
+    "a constraint",
+)
 def test_a_table_with_code_of_its_owner_is_refused_by_name(house, statements):
     check_source(house.reader_dsn, pipeline())
     house.as_owner(*statements)
@@ -191,6 +198,7 @@ def test_a_table_with_code_of_its_owner_is_refused_by_name(house, statements):
 
 
 @pytest.mark.parametrize("kind", sorted(CODE.keys() - LOCKED_OUT))
+@pytest.mark.thorough("the same test, of an index", "a predicate", "a function in SQL", "an operator")
 def test_it_is_not_run_by_a_copy_of_a_table_either(house, kind):
     with keeper_of(house) as keeper:
         house.as_owner(*CODE[kind])
@@ -247,6 +255,9 @@ def test_code_of_a_table_that_it_is_a_partition_of_counts(house):
 
 @pytest.mark.parametrize(
     "making", ["create index on app.t ((v || app.spy('here')))", *CODE["a statistics object"]]
+)
+@pytest.mark.thorough(
+    "the same test, of an index", "create statistics app.s on (id + app.spy('here')) from app.t"
 )
 def test_while_a_table_is_cut_its_owner_cannot_add_code(house, making, monkeypatch):
     """The role may lock it, as a member of the owning role: it stays so until the copy ends, or lends it."""
@@ -378,6 +389,7 @@ def test_a_partition_cannot_lead_to_another_table_by_its_name(house):
     assert part.had_rows is False
 
 
+@pytest.mark.thorough("test_table_replaceable_by_owner_is_copied_whole_and_replacement_is_rejected")
 def test_table_is_copied_whole_if_owner_role_member_can_rename_schema(house):
     house.member_of_owner()
     member, database = f"member_{house.owner}", house.dsn.split("dbname=")[1].split()[0]

@@ -217,6 +217,7 @@ with_and_without_event_trigger = pytest.mark.parametrize(
 
 
 @with_and_without_event_trigger
+@pytest.mark.thorough("test_no_row_is_needed_to_notice_it, and partitions that came; unit/test_drift_traces")
 def test_reattached_unlogged_or_truncated_partition_or_key_change_stops_table(
     dsn: str, tmp_path: Path, *, event_trigger: bool
 ) -> None:
@@ -333,6 +334,7 @@ def test_a_partition_that_came_and_changed_while_nobody_looked_stops_the_table(
 
 
 @pytest.mark.differs_by_major(OF_EITHER_TABLE, since=(15,))
+@pytest.mark.thorough("test_streamed_partition_ddl_is_followed_and_attach_with_rows_stops_table")
 def test_a_partition_that_came_in_order_is_followed(dsn: str, tmp_path: Path, pg: Connection) -> None:
     sent = [case for case in CAME_IN_ORDER if case != SENT_SINCE_15 or is_sent(pg.server_version)]
     followed, tables = by_table({case: CAME_IN_ORDER[case] for case in sent})

@@ -89,6 +89,7 @@ def test_tables_of_a_query_are_named_as_in_postgresql(lake: Lake) -> None:
     assert 'sales."Items"' in raised.value.hint
 
 
+@pytest.mark.thorough("test_reading_as_of: history reads back as the applier has it")
 def test_history_has_the_versions_up_to_the_moment(lake: Lake) -> None:
     before = lake.table("public.orders").history_to_arrow()
     after = lake.at().table("public.orders").history_to_arrow()
@@ -207,6 +208,7 @@ def test_command_prints_csv_json_and_parquet(pgrepl: Command, lake: Lake) -> Non
     assert pyarrow.parquet.read_table(pa.BufferReader(data)).equals(lake.sql(QUERY))
 
 
+@pytest.mark.thorough("test_command_prints_csv_json_and_parquet")
 def test_command_prints_types_that_only_sql_makes(pgrepl: Command) -> None:
     odd = (
         "select interval '1 hour' as i, null as n, cast('2024-05-01T12:00:00.123456789' as timestamp) as t,"
@@ -218,6 +220,7 @@ def test_command_prints_types_that_only_sql_makes(pgrepl: Command) -> None:
         assert how == "parquet" or b"12:00:00.123456789" in printed, how
 
 
+@pytest.mark.thorough("test_lake_is_opened_at_its_consistent_point_and_as_of_any_moment")
 def test_command_reads_as_of_an_lsn_and_a_moment(landed: Landed, pgrepl: Command) -> None:
     def total(*arguments: str) -> Any:
         done = pgrepl("select total from orders where id = 2", "--format", "json", *arguments)
@@ -230,6 +233,7 @@ def test_command_reads_as_of_an_lsn_and_a_moment(landed: Landed, pgrepl: Command
     assert b"says no time zone" in pgrepl("select 1", "--as-of", "2024-01-01", code=78)
 
 
+@pytest.mark.thorough("test_command_prints_a_table")
 def test_command_shows_the_first_rows_of_many_and_says_so(pgrepl: Command) -> None:
     many = f"select value as n from generate_series(1, {MOST_SHOWN + 1})"
     text = pgrepl(many).decode()
@@ -238,6 +242,7 @@ def test_command_shows_the_first_rows_of_many_and_says_so(pgrepl: Command) -> No
     assert len(pgrepl(many, "--format", "csv").splitlines()) == MOST_SHOWN + 2
 
 
+@pytest.mark.thorough("test_statement_that_is_no_query_is_refused")
 def test_command_says_what_is_wrong_with_a_statement(pgrepl: Command) -> None:
     assert b"No field named nope" in pgrepl("select nope from orders", code=78)
     assert b"begins with copy, which is no query" in pgrepl("copy orders to 'x'", code=78)

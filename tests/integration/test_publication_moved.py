@@ -195,9 +195,10 @@ def test_a_table_that_is_renamed_and_back_between_two_looks_goes_on(source, tmp_
 @pytest.mark.parametrize("running", [False, True], ids=["away", "running"])
 @pytest.mark.parametrize(("kind", "moves"), MOVES.values(), ids=MOVES)
 @pytest.mark.thorough(
-    "the same test, of each alteration at the other time",
+    "the same test, of members altered while away, and of fewer kinds while it runs",
     "members-running",
     "all tables-away",
+    "all tables-running",
     "fewer kinds, and back-away",
 )
 def test_a_table_whose_publication_was_altered_stops(
@@ -209,9 +210,10 @@ def test_a_table_whose_publication_was_altered_stops(
 @pytest.mark.parametrize("running", [False, True], ids=["away", "running"])
 @pytest.mark.parametrize(("kind", "moves"), MOVES_SINCE_15.values(), ids=MOVES_SINCE_15)
 @pytest.mark.thorough(
-    "the same test, of each alteration at the other time",
+    "the same test, of a row filter; a schema in the test of a table that was copied since",
     "row filter, and back-away",
     "moved out of a published schema, and back-running",
+    "moved out of a published schema, and back-away",
 )
 def test_a_table_stops_whose_row_filter_or_schema_was_altered(
     source: str, tmp_path: Path, kind: str, moves: dict[str, Move], *, running: bool
@@ -219,6 +221,7 @@ def test_a_table_stops_whose_row_filter_or_schema_was_altered(
     assert_moves_stop_their_tables(source, tmp_path, kind, moves, running=running)
 
 
+@pytest.mark.thorough("test_a_table_whose_publication_was_altered_stops, of members")
 def test_a_partition_that_was_no_partition_for_a_while_stops(source: str, tmp_path: Path) -> None:
     """It is published through the table that it is a part of, and was not when it was detached."""
     attach = "alter table s.root attach partition s.t for values from (0) to (1000)"
@@ -315,7 +318,9 @@ SINCE_COPIED = {
 
 
 @pytest.mark.parametrize("move", SINCE_COPIED)
-@pytest.mark.thorough("the same test, of an unlogged partition", "unlogged")
+@pytest.mark.thorough(
+    "the same test, of one moved out of a schema", "unlogged", "an unlogged partition", "dropped"
+)
 def test_a_table_that_was_copied_since_is_looked_at_before_its_first_change(
     source: str, tmp_path: Path, move: str
 ) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.changelog.relation_index import relations_uri
 from airflow_provider_pgrepl.replication.events.publish.record import read_record
@@ -111,6 +113,9 @@ def test_a_new_column_waits_for_a_rule_where_new_columns_stop(published, dsn):
     assert (event["id"], event["ssn"]) == (2, "***")
 
 
+@pytest.mark.thorough(
+    "test_a_new_column_waits_for_a_rule_where_new_columns_stop; test_publishing: begins again"
+)
 def test_beginning_again_takes_the_columns_of_then(published, dsn):
     published.publisher(new_columns="stop")
     execute(dsn, "insert into t values (1, 'a')")

@@ -94,6 +94,7 @@ def test_a_stopped_table_that_is_not_wanted_any_more_stops_nothing(published, ds
     assert published.record.stopped == {}
 
 
+@pytest.mark.thorough("test_begins_again_where_it_is_told_and_says_what_came_before")
 def test_begins_with_what_is_new_where_that_is_asked_for(published, dsn):
     published.publisher(begin="newest")
     execute(dsn, "insert into t values (1)")
@@ -133,6 +134,7 @@ def test_an_unroutable_event_stops_its_table_alone_until_there_is_a_queue(publis
     assert published.record.stopped == {}
 
 
+@pytest.mark.thorough("test_an_unroutable_event_stops_its_table_alone_until_there_is_a_queue")
 def test_unroutable_events_are_dropped_where_that_is_asked_for(published, dsn, broker):
     published.publisher(unrouted="drop")
     published.queue.delete()
@@ -182,6 +184,7 @@ def test_oversized_event_is_skipped_and_recorded_with_skip_and_record(published,
     assert published.record.skipped == 1
 
 
+@pytest.mark.thorough("test_a_table_that_takes_the_name_of_a_stopped_one_waits_with_it, by the same value")
 def test_a_value_that_no_type_holds_stops_its_table_and_goes_on_once_it_is_a_text(published, dsn):
     execute(dsn, "insert into t values (1)", "insert into t values (2, null, null, 'infinity')")
     execute(dsn, "insert into other values (1)", "insert into t values (3)")
@@ -349,6 +352,7 @@ def test_a_bad_limit_takes_no_publishers_place(published):
     assert read_record(published.pipeline.lake_root, "events") is None
 
 
+@pytest.mark.thorough("test_a_login_that_is_refused_ends_it")
 def test_publisher_without_write_permission_exits_78_and_records_reason(published, dsn, broker, monkeypatch):
     broker.control("add_user", "reader", "canary")
     broker.control("set_permissions", "reader", "", "", ".*")
@@ -398,6 +402,7 @@ def large(number: int, of: int) -> str:
     return f"select {number}, string_agg(md5(g::text), '') from generate_series(1, {of // 32}) g"
 
 
+@pytest.mark.thorough("test_a_table_that_takes_the_name_of_a_stopped_one_waits_with_it")
 def test_a_table_that_stops_while_others_catch_up_stops_none_of_them(published, dsn):
     """It has the name of one of them, and so is caught up with them."""
     published.publisher(max_event_bytes=50_000)
@@ -431,6 +436,7 @@ def test_a_table_that_stops_while_others_catch_up_stops_none_of_them(published, 
     assert published.record.stopped == {}
 
 
+@pytest.mark.thorough("test_a_table_that_takes_the_name_of_a_stopped_one_waits_with_it")
 def test_a_table_that_was_renamed_since_it_stopped_comes_before_who_has_its_name_now(published, dsn):
     published.publisher(max_event_bytes=50_000)
     execute(dsn, f"insert into t(id, v) {large(1, 60_000)}")

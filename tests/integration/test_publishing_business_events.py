@@ -172,6 +172,7 @@ def test_a_transform_that_fails_stops_its_table_alone_which_goes_on_when_it_is_m
     assert [one.body for one in published.publish()] == [b'{"price":null}', b'{"price":"3.00"}']
 
 
+@pytest.mark.thorough("test_publishing: a gap stops the tables that it may have changed")
 def test_messages_stop_alone_where_a_transaction_was_skipped(published):
     published.publisher(messages=["*"])
     message = "select pg_logical_emit_message(true, 'orders', '{}')"
@@ -223,6 +224,7 @@ def makes_one_of_them(_: Change) -> list[BusinessEvent]:
     return [MADE[KIND]]
 
 
+@pytest.mark.thorough("test_a_transform_that_fails_stops_its_table_alone_which_goes_on_when_it_is_mended")
 def test_an_event_that_cannot_be_sent_stops_its_table_alone(published, monkeypatch):
     published.publisher(transform={"public.t": f"{HERE}:makes_one_of_them"})
     execute(published.dsn, "insert into t values (1)", "insert into other values (1)")

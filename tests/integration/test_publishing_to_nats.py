@@ -226,6 +226,7 @@ def test_an_event_that_is_larger_than_the_server_takes_stops_its_table(published
     assert message.subject.endswith(".other")
 
 
+@pytest.mark.thorough("test_an_event_that_is_larger_than_the_server_takes_stops_its_table")
 def test_a_stream_that_takes_less_than_the_server_says_so_of_one_event(published, dsn):
     published.stream.make(max_msg_size=5_000)
     execute(dsn, "insert into t(id, big) values (1, repeat('x', 9000))", "insert into other values (1, 'a')")
@@ -235,6 +236,7 @@ def test_a_stream_that_takes_less_than_the_server_says_so_of_one_event(published
 
 
 @pytest.mark.parametrize("last", ["nothing", "somebody else's"])
+@pytest.mark.thorough("the same test, with somebody else's messages", "nothing")
 def test_stamps_go_on_growing_whatever_became_of_the_stream(published, last):
     messages = published.changed("insert into other select g, 'x' from generate_series(1, 3000) g")
     published.stream.purge()
@@ -273,6 +275,7 @@ def test_creek_client_applies_republished_events_again(published):
     assert [message.value["after"]["id"] for message in creek_applied(messages)] == [*range(1, 101)] * 2
 
 
+@pytest.mark.thorough("test_an_event_that_is_larger_than_the_server_takes_stops_its_table")
 def test_a_table_whose_schema_is_too_large_stops_alone(published, dsn):
     columns = ", ".join(
         f"a_column_with_a_long_name_that_goes_on_and_on_{number} text" for number in range(1500)
@@ -429,6 +432,7 @@ def test_a_password_that_is_refused_ends_the_publisher(published, guarded, trust
     assert "falsch" not in caplog.text
 
 
+@pytest.mark.thorough("test_stamps_go_on_growing_whatever_became_of_the_stream")
 def test_a_publisher_under_another_name_goes_on_above_the_stamps_that_are_there(published):
     published.changed("insert into t(id) values (1)")
     published.changed("insert into t(id) values (2)")

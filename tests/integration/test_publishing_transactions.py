@@ -133,6 +133,7 @@ def test_a_transaction_with_more_changes_than_allowed_is_an_error_that_says_so(p
     assert [one.event["ids"] for one in published.publish()] == [[13]]
 
 
+@pytest.mark.thorough("test_a_function_is_given_each_transaction_whole_and_in_order")
 def test_a_large_transaction_of_other_tables_counts_for_nothing(published):
     published.publisher(
         tables=["public.other"], transform_transaction=f"{HERE}:counted", transaction_changes=2

@@ -225,11 +225,12 @@ class Drifting(Received):
 @pytest.mark.parametrize(
     "has_trigger",
     [
-        pytest.param(False, marks=pytest.mark.thorough("the same with an event trigger, test_evolution.py")),
+        False,
         True,
     ],
 )
 @pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.thorough("unit/test_drift_of_random_ddl; test_evolution, test_event_trigger")
 def test_a_table_equals_the_source_or_says_why_it_stopped(seed, dsn, tmp_path, has_trigger):
     drifting = Drifting(seed, dsn, tmp_path, has_trigger=has_trigger)
     drifting.run(steps=40)

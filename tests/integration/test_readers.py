@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("written", WRITTEN)
-@pytest.mark.thorough("the same test, merged and widened", "copied", "compacted")
+@pytest.mark.thorough("the same test, merged; property/test_widened_text", "copied", "compacted", "widened")
 def test_every_reader_finds_rows_by_each_type(
     dsn: str, tmp_path: Path, written: Callable[..., Handed]
 ) -> None:
@@ -96,7 +96,7 @@ def test_moments_far_out_are_streamed_merged_compacted_and_found(
 
 
 @pytest.mark.parametrize("odd", [FAR, JUST_BEYOND])
-@pytest.mark.thorough("the same test, of other values", "odd0")
+@pytest.mark.thorough("test_moments_far_out_are_streamed_merged_compacted_and_found")
 def test_a_copy_with_moments_far_out_can_be_merged_into(
     dsn: str, tmp_path: Path, odd: tuple[str, ...]
 ) -> None:
@@ -110,7 +110,7 @@ def test_a_copy_with_moments_far_out_can_be_merged_into(
 
 
 @pytest.mark.parametrize("odd", [FAR, EARLY])
-@pytest.mark.thorough("the same test, of other values", "odd0")
+@pytest.mark.thorough("test_moments_far_out_are_streamed_merged_compacted_and_found")
 def test_a_key_may_be_of_moments_far_out(dsn: str, tmp_path: Path, odd: tuple[str, ...]) -> None:
     lake = lake_of(dsn, tmp_path)
     keyed = DATED.replace("id int primary key", "id int").replace(")", ", primary key (c_date, c_ntz, c_tz))")

@@ -111,7 +111,7 @@ def assert_each_moment_shows_the_source(landed: Landed, watched: Watched) -> Non
     [("default", {}), ("full", {}), ("default", {"deletes": "soft"})],
     ids=["keyed", "keyless", "soft"],
 )
-@pytest.mark.thorough("the same test, keyed; soft deletes in test_reading_as_of", "soft")
+@pytest.mark.thorough("the same test, keyed; soft deletes in test_reading_as_of", "soft", "keyless")
 def test_each_moment_across_safe_ddl_shows_what_the_source_was_then(
     dsn: str, pg: Connection, tmp_path: Path, identity: str, policy: dict[str, str]
 ) -> None:
@@ -132,6 +132,7 @@ def test_each_moment_across_safe_ddl_shows_what_the_source_was_then(
     assert_each_moment_shows_the_source(landed, watched)
 
 
+@pytest.mark.thorough("test_each_moment_across_safe_ddl_shows_what_the_source_was_then")
 def test_a_point_has_the_columns_of_its_time(dsn: str, pg: Connection, tmp_path: Path) -> None:
     pg.cursor().execute(CREATE)
     landed = Landed(dsn, tmp_path, (T,))
@@ -147,6 +148,7 @@ def test_a_point_has_the_columns_of_its_time(dsn: str, pg: Connection, tmp_path:
     assert names == ["nv", "nvw", "knvwz"]
 
 
+@pytest.mark.thorough("test_each_moment_across_safe_ddl_shows_what_the_source_was_then")
 def test_the_relation_of_a_moment_is_the_one_effective_then(dsn: str, pg: Connection, tmp_path: Path) -> None:
     pg.cursor().execute(CREATE)
     landed = Landed(dsn, tmp_path, (T,))
@@ -158,6 +160,9 @@ def test_the_relation_of_a_moment_is_the_one_effective_then(dsn: str, pg: Connec
         assert [column.name for column in relation.columns] == names
 
 
+@pytest.mark.thorough(
+    "test_each_moment_across_safe_ddl_shows_what_the_source_was_then; history in test_reading_as_of"
+)
 def test_history_reads_back_across_ddl_as_the_applier_has_it(
     dsn: str, pg: Connection, tmp_path: Path
 ) -> None:
@@ -205,6 +210,7 @@ UNSEEN = {
 
 
 @pytest.mark.parametrize("ddl", UNSEEN.values(), ids=UNSEEN.keys())
+@pytest.mark.thorough("the same test, of another column", "other values")
 def test_rows_before_untraced_ddl_are_read_as_unverified(
     dsn: str, pg: Connection, tmp_path: Path, ddl: tuple[str, ...]
 ) -> None:
@@ -239,6 +245,7 @@ def test_rows_before_untraced_ddl_are_read_as_unverified(
         verified(landed.pipeline, T)
 
 
+@pytest.mark.thorough("test_rows_before_untraced_ddl_are_read_as_unverified")
 def test_a_moment_after_which_the_catalog_was_seen_is_verified(
     dsn: str, pg: Connection, tmp_path: Path
 ) -> None:

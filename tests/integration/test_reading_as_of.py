@@ -167,6 +167,7 @@ def ids(replicated: Landed, **moment: Any) -> list[int]:
     return sorted(row[0] for row in read(replicated, "public.t", **moment))
 
 
+@pytest.mark.thorough("test_each_recorded_moment_reads_back_as_the_source_showed_it")
 def test_the_newest_is_read_before_it_is_applied(landed: Landed) -> None:
     assert ids(landed) == [1, 2]
     assert ids(landed, lsn=landed.durable_lsn) == [1, 2]
@@ -215,6 +216,7 @@ def test_arguments_that_cannot_be_meant_are_refused(landed: Landed) -> None:
         ids(landed, epoch=2)
 
 
+@pytest.mark.thorough("test_reading_across_drift: until when a table can be read after unsafe DDL")
 def test_an_altered_table_is_read_up_to_its_change_only(landed: Landed, pg: Connection) -> None:
     before = landed.durable_lsn
     pg.cursor().execute("alter table t rename v to w")
@@ -269,7 +271,11 @@ def test_changes_that_are_not_kept_any_more_are_not_passed_over(landed: Landed) 
     [{"deletes": "soft"}, {"truncate": "ignore"}, {"deletes": "soft", "truncate": "ignore"}],
     ids=str,
 )
-@pytest.mark.thorough("the same test, of each policy", "{'deletes': 'soft', 'truncate': 'ignore'}")
+@pytest.mark.thorough(
+    "the same test, of soft deletes; unit/test_merge: an ignored truncate",
+    "{'truncate': 'ignore'}",
+    "{'deletes': 'soft', 'truncate': 'ignore'}",
+)
 def test_policies_read_back_as_the_applier_has_them(
     dsn: str, pg: Connection, tmp_path: Path, policy: dict[str, str]
 ) -> None:
@@ -294,6 +300,9 @@ def test_policies_read_back_as_the_applier_has_them(
 
 
 @pytest.mark.parametrize("policy", [{}, {"deletes": "soft"}], ids=str)
+@pytest.mark.thorough(
+    "the same test; soft deletes in test_policies_read_back_as_the_applier_has_them", "{'deletes': 'soft'}"
+)
 def test_history_reads_back_as_the_applier_has_it(
     dsn: str, pg: Connection, tmp_path: Path, policy: dict[str, str]
 ) -> None:

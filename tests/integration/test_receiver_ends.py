@@ -73,6 +73,9 @@ def test_a_start_that_fails_leaves_no_connection_and_no_busy_slot(received: Rece
     wait_until(lambda: backends(dsn) == 0, what="all connections to be closed")
 
 
+@pytest.mark.thorough(
+    "test_changelog_feed: a keepalive inside a transaction; test_receiver: nothing is told early"
+)
 def test_a_transaction_received_by_half_is_not_told_when_it_stops(received: Received, dsn: str) -> None:
     before = received.durable_lsn
     execute(dsn, "insert into t select g, repeat('x', 200) from generate_series(1, 200000) g")

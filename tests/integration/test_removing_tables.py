@@ -59,6 +59,7 @@ def test_a_removed_table_leaves_the_publication_and_its_lake_table_stays(kept):
     assert kept.states()[B] == "streaming"
 
 
+@pytest.mark.thorough("test_a_removed_table_leaves_the_publication_and_its_lake_table_stays")
 def test_a_renamed_table_leaves_the_publication_unless_it_was_taken_under_its_new_name(kept):
     execute(kept.dsn, "alter table a rename to c")
     remove_tables(kept.access, [A])

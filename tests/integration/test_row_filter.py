@@ -106,6 +106,7 @@ def applied(found: list[Event], *keys: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("target", ["rabbitmq", "kafka"])
 @pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.thorough("the same test, with rabbitmq", "1-kafka")
 def test_applying_filtered_events_reproduces_filtered_source_rows(received, seed, target):
     chance = random.Random(seed)
     for _ in range(3):

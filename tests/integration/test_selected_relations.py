@@ -85,6 +85,7 @@ def assert_guarded_after_a_change(kept: Kept, column: str) -> None:
 
 
 @RENAMES
+@pytest.mark.thorough("the same test, of swapped columns", "replaced", "renamed")
 def test_column_renamed_while_its_table_waits_for_the_first_copy_stays_out(
     kept: Kept, monkeypatch: pytest.MonkeyPatch, ddl: tuple[str, ...]
 ) -> None:
@@ -98,6 +99,7 @@ def test_column_renamed_while_its_table_waits_for_the_first_copy_stays_out(
 
 
 @RENAMES
+@pytest.mark.thorough("the same test, of a replaced column", "swapped")
 def test_column_renamed_between_selection_and_first_snapshot_stays_out(
     kept: Kept, monkeypatch: pytest.MonkeyPatch, ddl: tuple[str, ...]
 ) -> None:

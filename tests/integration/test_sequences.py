@@ -497,6 +497,7 @@ def test_values_are_not_read_at_a_server_that_does_not_serve_the_slot(dsn, tmp_p
         shop.recorder.look()
 
 
+@pytest.mark.thorough("test_sequence_that_may_not_be_read_is_left_out_and_the_printed_grant_lets_it_be_read")
 def test_sequence_that_was_never_read_is_named_without_the_source(dsn, tmp_path, run, capsys):
     role = f"reader_{dsn.split('dbname=')[1].split()[0]}"
     run("create table t (id serial primary key)", "create sequence secret")

@@ -108,6 +108,7 @@ def test_reads_across_skipped_transaction_are_rejected_and_earlier_reads_work(ke
             arrow_as_of(kept.pipeline, T, lsn=moment)
 
 
+@pytest.mark.thorough("test_one_transaction_is_left_out_and_what_it_may_have_changed_stops_there")
 def test_every_other_transaction_is_kept_whatever_lay_across(kept: Kept) -> None:
     """Others begin before and commit after, begin before and commit before, and so on."""
     with ExitStack() as stack:
@@ -129,6 +130,7 @@ def test_every_other_transaction_is_kept_whatever_lay_across(kept: Kept) -> None
     assert kept.states() == {T: "errored", U: "errored"}
 
 
+@pytest.mark.thorough("test_one_transaction_is_left_out_and_what_it_may_have_changed_stops_there")
 def test_a_second_one_is_skipped_like_the_first(kept: Kept) -> None:
     poison(kept, 2)
     execute(kept.dsn, "insert into u values (1, 'between')")
@@ -176,6 +178,7 @@ def test_only_what_the_server_cannot_send_is_skipped(kept: Kept) -> None:
 
 
 @pytest.mark.parametrize("finishes", ["the receiver", "the same again"])
+@pytest.mark.thorough("the same test, finished by the receiver", "SQL_ASCII-the same again")
 def test_one_that_died_between_changelog_and_slot_is_finished(
     kept: Kept, monkeypatch: pytest.MonkeyPatch, finishes: str
 ) -> None:
@@ -242,6 +245,7 @@ def test_a_slot_that_was_made_anew_is_not_moved_to_a_gap(kept: Kept) -> None:
     assert kept.slot().confirmed_flush_lsn == stands
 
 
+@pytest.mark.thorough("test_reads_across_skipped_transaction_are_rejected_and_earlier_reads_work")
 def test_messages_are_read_up_to_the_gap_which_is_then_said(kept: Kept) -> None:
     execute(kept.dsn, "select pg_logical_emit_message(true, 'p', 'before')")
     poison(kept)

@@ -256,6 +256,7 @@ def test_limits_of_role_and_database_leave_fewer_sessions(pg, dsn, run, free, ex
     run(f"drop role {role}")
 
 
+@pytest.mark.thorough("test_copy: ranges together hold each row once with the snapshots position")
 def test_ranges_cover_the_table_once(pg, dsn, run, exported):
     with keeper_of(dsn, pg, exported, "t") as keeper, keeper.hold(keeper.relations[0]) as held:
         run("insert into t select g, 'late' from generate_series(2000, 9000) g")

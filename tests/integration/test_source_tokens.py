@@ -76,6 +76,7 @@ def tokens(dsn: str) -> list[int]:
         return [token for (token,) in cursor.fetchall()]
 
 
+@pytest.mark.thorough("test_source_whose_tokens_were_dropped_is_refused_until_it_is_accepted_by_name")
 def test_copy_of_the_servers_files_is_not_followed_and_the_server_is(
     production: Server, volume: Path, tmp_path: Path
 ) -> None:
@@ -166,6 +167,7 @@ def test_tokens_that_go_while_a_receiver_runs_do_not_end_it(
     assert len(kept.changelog_rows("I")) == 1
 
 
+@pytest.mark.thorough("unit/test_foreign_receiver")
 def test_lake_into_which_an_unknown_application_receives_is_neither_dropped_nor_replaced(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,6 +244,7 @@ def test_source_that_keeps_no_token_is_followed_and_said(dsn: str, caplog, squat
 
 
 @pytest.mark.parametrize("owner", ["superuser", "other role"])
+@pytest.mark.thorough("the same test, of another role", "superuser")
 def test_tokens_of_another_role_name_it_and_the_statement_that_gives_them(
     kept: Kept, dsn: str, owner: str
 ) -> None:
@@ -343,6 +346,7 @@ def test_start_that_is_refused_leaves_the_token_as_it_was(kept: Kept) -> None:
     assert (tokens(kept.dsn), read_token(open_changelog(kept.changelog))) == before
 
 
+@pytest.mark.thorough("test_teardown: one that ended at any step can be repeated")
 def test_teardown_that_was_interrupted_is_run_again(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     kept.receive()
     with monkeypatch.context() as patched:

@@ -101,6 +101,13 @@ CHANGES = {
 @pytest.mark.parametrize("writes", [False, True], ids=["idle", "busy"])
 @pytest.mark.parametrize("ddl", CHANGES.values(), ids=CHANGES)
 @pytest.mark.usefixtures("often")
+@pytest.mark.thorough(
+    "the same test, of each change at the other time",
+    "altered-busy",
+    "made anew-busy",
+    "renamed-idle",
+    "dropped-idle",
+)
 def test_a_publication_that_is_no_longer_the_pipelines_ends_the_receiver(
     received: Received, dsn: str, ddl: list[str], writes: bool
 ) -> None:

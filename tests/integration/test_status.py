@@ -324,6 +324,7 @@ def test_table_that_a_killed_snapshot_left_snapshotting_is_a_problem(shop: Shop)
     assert problem.startswith("public.orders: not being copied, because the snapshot was killed: run pgrepl")
 
 
+@pytest.mark.thorough("test_table_that_a_killed_snapshot_left_snapshotting_is_a_problem")
 def test_table_that_a_killed_repair_left_paused_is_a_problem(shop: Shop) -> None:
     shop.set_up()
     with StateDatabase(shop.dsn, "verify") as state_db:
@@ -336,6 +337,7 @@ def test_table_that_a_killed_repair_left_paused_is_a_problem(shop: Shop) -> None
     assert problem.startswith("public.orders: still paused, because the repair was killed: run pgrepl verify")
 
 
+@pytest.mark.thorough("test_app_that_starts_is_reported_as_running")
 def test_a_slot_whose_reader_says_nothing_is_not_taken_for_an_app_that_runs(shop: Shop) -> None:
     shop.set_up()
     slot, publication = shop.pipeline.slot, shop.pipeline.publication

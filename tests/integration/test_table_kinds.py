@@ -65,6 +65,13 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize(("published", "tables"), VARIANTS.values(), ids=list(VARIANTS))
+@pytest.mark.thorough(
+    "the same test, of tables, all tables and leaves",
+    "leaves through a schema",
+    "a schema wins over what is said of a table in it",
+    "a schema",
+    "leaves through all tables",
+)
 def test_copy_and_stream_show_the_same_rows_and_columns(dsn, pg, run, tmp_path, published, tables):
     run(
         "create schema s",

@@ -68,6 +68,7 @@ def test_a_paused_table_goes_on_when_it_is_resumed_and_the_app_is_woken(kept):
 
 
 @pytest.mark.parametrize("operation", [pause_tables, resume_tables, retry_tables])
+@pytest.mark.thorough("the same test, of other operations", "pause_tables")
 def test_all_unknown_tables_are_listed_and_none_is_changed(kept, operation):
     kept.fail(A)
     before = kept.states()
@@ -117,6 +118,7 @@ def test_a_table_that_is_tried_again_goes_on_without_a_new_copy(kept):
     assert retry_tables(kept.access, [A]) == ()
 
 
+@pytest.mark.thorough("test_one_table_that_cannot_be_paused_keeps_all_as_they_are")
 def test_tables_that_are_not_in_error_are_not_tried_again(kept):
     pause_tables(kept.access, [B])
     with pytest.raises(StateError, match=r"public.b: is paused, and cannot be retried") as caught:
@@ -280,6 +282,7 @@ def test_a_value_that_did_not_fit_does_under_another_choice_without_a_new_copy(k
         {"history": True},
     ],
 )
+@pytest.mark.thorough("the same test, with history", "options0", "options1", "options2")
 def test_choices_that_want_another_lake_table_do_not_hold_before_a_new_copy(kept, options):
     kept.fail(B)
     before = kept.record(B).config

@@ -243,6 +243,7 @@ def test_lake_that_is_not_mounted_is_not_dropped_and_the_state_stays(kept):
     assert DeltaTable(kept.lake_path(A)).version() == 0
 
 
+@pytest.mark.thorough("test_it_can_be_run_again_after_any_step")
 def test_teardown_that_ended_after_the_lake_was_dropped_can_be_repeated(kept, monkeypatch):
     with monkeypatch.context() as patched, pytest.raises(EndedError):
         patched.setattr(StateDatabase, "forget_pipeline", end)
@@ -266,7 +267,12 @@ def test_teardown_that_ended_after_the_lake_was_dropped_can_be_repeated(kept, mo
     ],
 )
 @pytest.mark.thorough(
-    "the same test, with the lake; without: test_repeated_teardown_keeps_a_slot_that_was_created_since",
+    "the same test, before the slot and the record go; test_it_can_be_run_again_after_any_step",
+    "writer.mark_torn_down-True",
+    "StateDatabase.record_slot-True",
+    "check_none_lingers-True",
+    "drop_publication-True",
+    "forget_tokens-True",
     "check_none_lingers-False",
     "writer.mark_torn_down-False",
     "forget_tokens-False",
@@ -285,6 +291,7 @@ def test_teardown_that_ended_at_any_step_can_be_repeated(kept, monkeypatch, step
 
 
 @pytest.mark.parametrize("step", ["record_slot", "forget_pipeline"])
+@pytest.mark.thorough("the same test, of the other step", "forget_pipeline")
 def test_repeated_teardown_keeps_a_slot_that_was_created_since(kept, monkeypatch, step):
     kept.receive()
     with monkeypatch.context() as patched, pytest.raises(EndedError):
@@ -413,6 +420,7 @@ def test_a_publication_that_was_only_used_stays(dsn, tmp_path):
 
 
 @pytest.mark.parametrize("purpose", ["replicate", "snapshot", "publish events"])
+@pytest.mark.thorough("the same test, of replicate", "snapshot", "publish events")
 def test_an_app_that_runs_is_named_and_nothing_is_dropped_under_it(kept, purpose):
     before = left(kept)
     with kept.access.state_db(purpose) as app:
@@ -444,6 +452,7 @@ def test_a_slot_that_is_read_is_waited_for(kept):
 
 
 @pytest.mark.parametrize("app", ["snapshot", "verify"])
+@pytest.mark.thorough("the same test, of verify", "snapshot")
 def test_a_temporary_slot_is_waited_for_and_another_pipelines_is_not(kept, app):
     with (
         closing_connection(kept.dsn + f" application_name='pgrepl {app} other'") as other,

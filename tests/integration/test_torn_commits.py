@@ -110,6 +110,7 @@ def test_the_replicate_app_does_it_before_it_reads(torn: Received, caplog) -> No
     assert open_changelog(torn.changelog)
 
 
+@pytest.mark.thorough("test_the_replicate_app_does_it_before_it_reads")
 def test_the_snapshot_app_does_it_before_it_reads(torn: Received) -> None:
     execute(torn.dsn, "drop table t")
     assert snapshot.main(["--pipeline", str(torn.file)]) == 78
@@ -146,6 +147,12 @@ def out_of_sight(one: Received) -> None:
 
 @pytest.mark.parametrize("damage", [None, out_of_sight])
 @pytest.mark.parametrize("command", [take_tables, begin_new_epoch])
+@pytest.mark.thorough(
+    "the same test, of a new epoch",
+    "take_tables-None",
+    "take_tables-out_of_sight",
+    "begin_new_epoch-out_of_sight",
+)
 def test_a_source_that_is_another_one_sets_nothing_aside(
     torn: Received, elsewhere: str, command: Callable[[Access], object], damage
 ) -> None:
@@ -208,6 +215,7 @@ def test_confirmed_commit_with_missing_file_is_not_set_aside(confirmed: Received
 
 
 @pytest.mark.parametrize("table", ["consistent_points", "relations"])
+@pytest.mark.thorough("the same test, of relations", "consistent_points")
 def test_points_and_relations_stay_where_they_are_though_a_file_is_out_of_sight(
     confirmed: Received, tmp_path: Path, table: str
 ) -> None:
@@ -238,6 +246,7 @@ def test_a_new_epoch_leads_out_of_it(confirmed: Received, caplog) -> None:
 
 
 @pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.thorough("the same test, of the next commit", "1")
 def test_a_log_file_that_is_out_of_sight_takes_no_later_commit_away(
     confirmed: Received, tmp_path: Path, version: int
 ) -> None:

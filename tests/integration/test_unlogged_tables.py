@@ -70,7 +70,7 @@ OF_A_PARTITION = {
     "unlogged": ["alter table t set unlogged", "delete from t", "alter table t set logged"],
 }
 
-ONE_OF_EACH = pytest.mark.thorough("the same test of all tables at once, and of schemas step by step")
+ONE_OF_EACH = pytest.mark.thorough("the same test, of schemas step by step")
 publications = pytest.mark.parametrize("publication", PUBLICATIONS.values(), ids=PUBLICATIONS)
 with_and_without_event_trigger = pytest.mark.parametrize(
     "event_trigger", [False, True], ids=["", "event trigger"]
@@ -92,8 +92,9 @@ def taken(
 @publications
 @with_and_without_event_trigger
 @pytest.mark.thorough(
-    "the same test: of all tables without an event trigger, of schemas with one",
+    "the same test, of all tables without an event trigger",
     "-of schemas",
+    "event trigger-of schemas",
     "event trigger-of all tables",
 )
 def test_a_table_that_is_or_was_unlogged_stops(
@@ -148,7 +149,7 @@ def test_only_an_event_trigger_tells_another_rewrite_from_that(
 @pytest.mark.parametrize(
     ("publication", "at_once"),
     [
-        pytest.param(PUBLICATIONS["of all tables"], True, id="of all tables, at once"),
+        pytest.param(PUBLICATIONS["of all tables"], True, id="of all tables, at once", marks=ONE_OF_EACH),
         pytest.param(
             PUBLICATIONS["of all tables"], False, id="of all tables, step by step", marks=ONE_OF_EACH
         ),
@@ -158,7 +159,7 @@ def test_only_an_event_trigger_tells_another_rewrite_from_that(
 )
 @with_and_without_event_trigger
 @pytest.mark.thorough(
-    "the same test: step by step without an event trigger, at once with one",
+    "the same test, without an event trigger",
     "event trigger-of schemas, step by step",
 )
 def test_truncate_new_column_and_reindex_do_not_stop_table(

@@ -84,6 +84,9 @@ def is_kept(shop: Recorded, pg: Any) -> bool:
         ({"wal_budget": 1 * MIB, "on_wal_budget": "alert"}, [("failure", "wal_retained")]),
     ],
 )
+@pytest.mark.thorough(
+    "the same test, with other choices", "options0-expected0", "options1-expected1", "options4-expected4"
+)
 def test_slot_is_kept_within_budget_and_without_choice(
     make: Make, pg: Any, options: dict[str, Any], expected: list[tuple[str, str]]
 ) -> None:

@@ -148,6 +148,9 @@ def test_commands_at_another_server_change_nothing(kept: Kept, tmp_path: Path) -
             assert Left.of(known) == before_there
 
 
+@pytest.mark.thorough(
+    "test_commands_at_another_server_change_nothing; test_receiver: a broken history is said"
+)
 def test_commands_at_a_source_without_the_slot_change_nothing(
     kept: Kept, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -175,7 +178,9 @@ def test_commands_at_another_database_of_the_server_change_nothing(kept: Kept, e
     refused(kept, Access(kept.pipeline, elsewhere, kept.dsn), says)
 
 
-@pytest.mark.thorough("test_commands_with_another_lake_of_the_same_source_change_nothing")
+@pytest.mark.thorough(
+    "test_replication_with_another_lake_does_not_begin; test_teardown: a wrong lake is refused"
+)
 def test_commands_with_the_lake_of_a_pipeline_with_the_same_name_change_nothing(
     kept: Kept, elsewhere: str, tmp_path: Path
 ) -> None:
@@ -188,6 +193,9 @@ def test_commands_with_the_lake_of_a_pipeline_with_the_same_name_change_nothing(
     assert Left.of(theirs) == before
 
 
+@pytest.mark.thorough(
+    "test_replication_with_another_lake_does_not_begin; test_teardown: a wrong lake is refused"
+)
 def test_commands_with_another_lake_of_the_same_source_change_nothing(kept: Kept, tmp_path: Path) -> None:
     """Two lakes of one database: only their ids distinguish them."""
     own = kept.pipeline
@@ -216,6 +224,7 @@ def test_copy_of_a_lake_that_is_not_mounted_is_not_taken_for_the_moved_lake(
     pause_tables(copy, [A])
 
 
+@pytest.mark.thorough("unit/test_nested_lakes")
 def test_lake_inside_the_lake_of_another_pipeline_is_not_begun(kept: Kept) -> None:
     """The other's teardown would take it along."""
     inner = replace(
@@ -355,6 +364,7 @@ def test_moved_lake_is_continued_and_recorded(kept: Kept, monkeypatch) -> None:
     assert recorded.lake == str(there)
 
 
+@pytest.mark.thorough("test_moved_lake_is_continued_and_recorded")
 def test_lake_by_another_path_is_the_same(kept: Kept) -> None:
     """A link leads to it: it is neither moved nor copied."""
     link = Path(kept.pipeline.lake_root).with_name("link")
@@ -395,6 +405,7 @@ def test_receiver_does_not_ask_another_database_for_the_slot(kept: Kept, elsewhe
     assert "--new-epoch" not in caught.value.hint
 
 
+@pytest.mark.thorough("test_status: a slot that is gone and a lake that is not ours are said")
 def test_status_says_what_is_where(kept: Kept, elsewhere: str, monkeypatch) -> None:
     """The distances that it shows would be those of the wrong source."""
     monkeypatch.setenv("PGREPL_DSN", elsewhere)

@@ -63,6 +63,7 @@ def write_changelog(
 @pytest.mark.parametrize("policy", POLICIES)
 @given(histories(), strategies, st.lists(st.integers(1, 40), max_size=3), st.sampled_from([0, 60, 300]))
 @examples(60)
+@pytest.mark.thorough("the same test, of the other policy", "policy0", "policy2")
 def test_rows_equal_the_model_however_large_changes_are_parted(
     policy: tuple[str, str],
     history: tuple[list[Change], list[int], Relation],

@@ -125,6 +125,7 @@ def test_hashes_of_table_with_key_of_several_columns_are_those_of_the_server(sou
     _check(source, relation, shape)
 
 
+@pytest.mark.thorough("test_hash_of_rows_of_all_types_is_that_of_the_server")
 def test_hashes_of_widest_table_are_those_of_the_server(source: Connection) -> None:
     columns = ", ".join(f"c{number} int" for number in range(1600))
     values = ", ".join(str(number) for number in range(0, 3200, 2))

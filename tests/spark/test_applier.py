@@ -65,6 +65,7 @@ def count_parts(replicated: InProcess) -> list[int]:
     return [len(held) for held in files.values()]
 
 
+@pytest.mark.thorough("property/test_collapse; unit/test_table_position")
 def test_changes_that_leave_nothing_behind_still_move_the_table(replicated, dsn):
     before = replicated.position("public.t")
     execute(
@@ -134,6 +135,9 @@ def test_a_changed_table_stops_alone_and_a_new_snapshot_mends_it(replicated, dsn
     replicated.assert_equal(*BOTH)
 
 
+@pytest.mark.thorough(
+    "integration/test_evolution; test_a_changed_table_stops_alone_and_a_new_snapshot_mends_it"
+)
 def test_a_table_is_altered_while_it_is_replicated_and_others_go_on(replicated, dsn):
     with replicated.replicating() as running:
         execute(
@@ -179,6 +183,7 @@ def test_caught_up_is_only_said_when_everything_is_in_the_lake(in_small_steps, d
     replicated.assert_equal(*ALL)
 
 
+@pytest.mark.thorough("integration/test_state_locks; integration/test_receiver: a second receiver is refused")
 def test_a_second_replication_is_refused_and_told_by_whom(replicated, dsn):
     with StateDatabase(dsn, "the first one") as state_db:
         state_db.lock(replicated.pipeline.name, "replicate")

@@ -71,6 +71,7 @@ def test_they_stay_when_the_table_evolves_and_its_files_are_written_anew(replica
     assert comments_of(replicated) == ("What was bought", {"id": "A number", "a'b": ODD})
 
 
+@pytest.mark.thorough("test_a_snapshot_brings_them_and_commits_nothing_where_there_are_none")
 def test_a_resnapshot_takes_them_as_they_are_by_then(replicated, dsn):
     execute(
         dsn,

@@ -46,6 +46,7 @@ def test_both_sides_of_a_transaction_or_none_are_read(spark: SparkSession, tmp_p
         )
 
 
+@pytest.mark.thorough("integration/test_reading_as_of: a table that the nearest point does not name")
 def test_a_table_that_the_point_does_not_name_raises(spark: SparkSession, tmp_path: Path) -> None:
     move(tmp_path, 10, 5)
     write_deltalake(f"{tmp_path}/public/other", pa.table({"n": [1]}))

@@ -124,6 +124,7 @@ def watched(spark, dsn, tmp_path: Path) -> Watched:
     return watched
 
 
+@pytest.mark.thorough("property/test_history, however cut and whenever a writer died")
 def test_history_and_table_show_every_moment_of_the_source_though_a_writer_died(watched: Watched) -> None:
     watched.execute(*CHANGES)
     watched.replicated.catch_up()

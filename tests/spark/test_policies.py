@@ -68,6 +68,7 @@ def test_rows_without_key_are_as_often_in_the_lake_as_in_the_source(spark, dsn, 
     assert max(source.values()) > 1
 
 
+@pytest.mark.thorough("property/test_policies, unit/test_merge")
 def test_each_tables_policy_decides_what_deletes_and_truncates_do(spark, dsn, tmp_path):
     names = ("emptied", "kept", "marked", "guarded")
     execute(

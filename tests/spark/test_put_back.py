@@ -164,6 +164,7 @@ def test_commits_that_were_emptied_are_made_again(fresh, spark, emptied):
     assert all(file.stat().st_size for file in Path(path, "_delta_log").glob("*.json"))
 
 
+@pytest.mark.thorough("test_a_folder_that_was_put_back_is_brought_forward_again")
 def test_a_table_that_goes_back_under_a_running_app_is_brought_forward(replicated):
     kept = keep(replicated, T)
     change(replicated, 2)
@@ -177,7 +178,7 @@ def test_a_table_that_goes_back_under_a_running_app_is_brought_forward(replicate
     assert_whole(replicated, T, U)
 
 
-@pytest.mark.thorough("test_a_table_that_goes_back_under_a_running_app_is_brought_forward")
+@pytest.mark.thorough("test_a_folder_that_was_put_back_is_brought_forward_again")
 def test_an_idle_table_that_goes_back_under_a_running_app_is_seen(replicated, monkeypatch):
     monkeypatch.setattr(merge_scheduler, "LOOK_INTERVAL_S", 0.0)
     kept = keep(replicated, T)

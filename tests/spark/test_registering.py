@@ -91,6 +91,7 @@ def test_registered_table_shows_new_rows_and_columns(landed, register):
     assert set(second["columns"]) - set(first["columns"]) == {"total"}
 
 
+@pytest.mark.thorough("integration/test_unity_catalog: a conflicting entry is kept")
 def test_name_of_another_table_is_refused(landed, register, dsn, tmp_path):
     register(landed)
     shop = landed.pipeline.name

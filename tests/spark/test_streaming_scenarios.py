@@ -55,6 +55,7 @@ def in_one_batch(replicated: InProcess, *statements: str) -> None:
     replicated.assert_equal(*TABLES)
 
 
+@pytest.mark.thorough("test_invariants: savepoints are never seen")
 def test_rows_of_one_statement_and_of_subtransactions_arrive_once(replicated, dsn):
     """COPY of 100, INSERT … SELECT of 100 (one LSN each), and 500 rows kept, 500 taken back, 5 more."""
     connection = psycopg2.connect(dsn)
@@ -148,6 +149,7 @@ def test_keys_that_move_meet_and_come_back_within_one_batch(replicated):
     in_one_batch(replicated, "delete from plain where id = 13", "update plain set id = 13 where id = 12")
 
 
+@pytest.mark.thorough("property/test_collapse, unit/test_columns")
 def test_a_key_that_changed_is_a_deletion_and_an_insert_to_whoever_reads_the_changelog(replicated, dsn):
     execute(dsn, "update plain set id = 100 where id = 1")
     replicated.receive()
@@ -188,6 +190,7 @@ def test_large_values_that_are_not_sent_stay_what_they_were(replicated):
     assert len(rows[51]["t"]) > 4096
 
 
+@pytest.mark.thorough("integration/test_receiver: a truncate of several tables; test_invariants: each point")
 def test_a_truncate_of_several_tables_is_one_moment_in_all(replicated, dsn):
     """RESTART IDENTITY and CASCADE: at no point one of them is empty and the other is not."""
     execute(dsn, "insert into parent(v) select 'a' from generate_series(1, 10)")

@@ -99,6 +99,9 @@ def test_a_paused_table_stands_still_and_is_whole_again_when_it_goes_on(spark, d
     assert all(row == WHOLE for row in replicated.at_every_point(SUMS, *TABLES))
 
 
+@pytest.mark.thorough(
+    "integration/test_table_operations: a value that did not fit, and tables that are tried again"
+)
 def test_a_table_goes_on_from_where_it_stopped_once_the_cause_is_gone(spark, dsn, tmp_path):
     execute(
         dsn,

@@ -84,6 +84,7 @@ def test_take_over_streams_unconfirmed_changes_first_and_lake_equals_source(repl
         assert read_slot(source, replaced.other) is not None
 
 
+@pytest.mark.thorough("test_a_run_that_was_killed_before_any_table_was_copied_begins_there_again")
 def test_run_again_it_copies_nothing_again(replaced: Replaced) -> None:
     replaced.snapshot("--take-over", replaced.other)
     copied = replaced.states()

@@ -314,6 +314,7 @@ def test_the_trouble_of_one_table_is_its_own_and_mended_it_is_taken(spark, dsn, 
     replicated.assert_equal(*replicated.pipeline.tables)
 
 
+@pytest.mark.thorough("test_the_trouble_of_one_table_is_its_own_and_mended_it_is_taken")
 def test_a_copy_that_the_server_refuses_is_the_trouble_of_one_table(replicated, monkeypatch, pg, role):
     """A right may be lost after all checks: the keeper has its locks, and only the COPY is rejected."""
     replicated.snapshot()
@@ -336,6 +337,7 @@ def test_a_copy_that_the_server_refuses_is_the_trouble_of_one_table(replicated, 
     assert replicated.states()["public.b"].error == "PrivilegeError"
 
 
+@pytest.mark.thorough("integration/test_snapshot_keeper: limits leave fewer sessions")
 def test_snapshot_opens_no_more_sessions_than_documented(spark, dsn, tmp_path, role):
     """7, where the role may have no more: then one range of one table is copied at a time."""
     names = ("a", "b", "c", "d", "e")
@@ -380,6 +382,7 @@ def test_snapshot_opens_no_more_sessions_than_documented(spark, dsn, tmp_path, r
     assert set(states(replicated).values()) == {"catching_up"}
 
 
+@pytest.mark.thorough("unit/test_range_copies; test_when_the_snapshot_is_lost_finished_tables_are_kept")
 def test_ranges_that_are_finished_are_kept_when_others_fail(replicated, monkeypatch):
     monkeypatch.setattr(range_copy, "_PAUSES_S", (0.1, 1.0, 15.0))
     execute(replicated.dsn, "insert into b select i, repeat('x', 500) from generate_series(4, 10000) i")
@@ -440,6 +443,7 @@ def test_ddl_goes_before_the_copy_of_its_table_which_is_repeated(replicated, mon
     replicated.assert_equal("public.a", "public.b")
 
 
+@pytest.mark.thorough("integration/test_lent_locks")
 def test_copy_goes_on_after_a_statement_to_which_it_lent_its_lock(
     spark, dsn, tmp_path, monkeypatch, pg, role
 ):
@@ -473,6 +477,7 @@ def test_copy_goes_on_after_a_statement_to_which_it_lent_its_lock(
     execute(dsn, f"drop owned by {role}_owner cascade", f"drop role {role}_owner")
 
 
+@pytest.mark.thorough("test_ddl_goes_before_the_copy_of_its_table_which_is_repeated")
 def test_table_whose_copy_never_comes_to_its_end_is_errored_by_the_name_of_the_statement(
     replicated, monkeypatch
 ):
@@ -567,6 +572,7 @@ def test_concurrent_snapshot_exits_75_and_names_running_command(replicated):
     assert states(replicated)["a"] == "catching_up"
 
 
+@pytest.mark.thorough("test_either_hint_for_tables_that_swapped_names_makes_both_equal_again")
 def test_a_table_taken_anew_has_the_columns_and_choices_of_now(replicated):
     replicated.snapshot()
     execute(replicated.dsn, "alter table b drop column v, add n numeric(5,2) default 1.5, add t date")

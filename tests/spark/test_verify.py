@@ -143,7 +143,7 @@ def _assert_damages_found(pipeline: Verified, capsys: pytest.CaptureFixture[str]
     assert "secret" not in json.dumps(found) + pipeline.log_tail()
 
 
-@pytest.mark.thorough("test_verify_repair: changes after a repair, under traffic")
+@pytest.mark.thorough("test_resync: rows change all the time, also while tables are compared")
 def test_no_difference_is_reported_while_rows_change(
     spark: SparkSession, dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -190,6 +190,7 @@ _WITHOUT_TEXT: dict[str, Any] = {
 }
 
 
+@pytest.mark.thorough("test_tables_with_policies_are_compared_except_for_named_parts")
 def test_columns_whose_texts_the_lake_does_not_keep_are_named_and_not_compared(
     spark: SparkSession, dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -328,6 +329,7 @@ def test_published_part_of_table_is_compared(
     assert parts == {**{table: [] for table in tables}, "public.made": ["column twice"]}
 
 
+@pytest.mark.thorough("test_verify_repair: copies of a row without key")
 def test_equal_rows_of_table_without_key_are_counted(
     spark: SparkSession, dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -442,6 +444,9 @@ def test_sample_finds_changed_and_missing_rows_and_is_not_called_equal(
     assert min(table["missing"], table["changed"]) > 0
 
 
+@pytest.mark.thorough(
+    "test_verify_repair: damaged rows are found; test_sample_finds_changed_and_missing_rows"
+)
 def test_many_differences_are_split_into_finer_ranges_and_listed_up_to_a_limit(
     spark: SparkSession,
     dsn: str,

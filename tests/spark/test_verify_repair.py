@@ -254,6 +254,7 @@ def test_repair_that_is_killed_is_made_wholly_or_not_at_all(
     _check_equal(pipeline, capsys)
 
 
+@pytest.mark.thorough("damaged rows, above; test_resync: rows change while tables are compared")
 def test_changes_after_repair_win_under_traffic(
     spark: SparkSession, dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

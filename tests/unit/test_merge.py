@@ -304,6 +304,7 @@ KEYS = [
 """A type and two values of it."""
 
 
+@pytest.mark.thorough("the same test, by the other ways", "rewrite")
 def test_any_key_type_matches_its_own_rows(tmp_path: Path) -> None:
     for number, case in enumerate(KEYS):
         type_name, one, two = case

@@ -146,6 +146,7 @@ def _found(rows: list[tuple[Any, ...]]) -> Found:
     return {row[0]: row[1:3] for row in rows}
 
 
+@pytest.mark.thorough("the same test, with merge on read", "rewrite")
 def test_all_readers_find_the_rows_of_odd_partitions(lake: Lake, merge: str) -> None:
     lake.insert(
         *((n, p, "old") for n, p in enumerate(ODD)), *((n + 100, p, "old") for n, p in enumerate(ODD))
@@ -313,6 +314,7 @@ def snapshot(lake: Lake, rows: list[Row], options: Any, lsn: int) -> None:
 
 
 @pytest.mark.parametrize("merge", ["rewrite", "merge_on_read"])
+@pytest.mark.thorough("the same test, with merge on read", "rewrite")
 def test_a_resnapshot_partitions_a_table_otherwise_and_back(tmp_path: Path, merge: str) -> None:
     lake = Lake(tmp_path, merge)
     plain = Pipeline(name="p", lake=str(tmp_path), tables=("public.t",), merge=merge).options(OF.table)

@@ -94,6 +94,7 @@ def test_too_few_open_files_are_said_before_spark_is_started(tmp_path: Path, pip
 
 
 @pytest.mark.parametrize("name", ["b\u00e4d", "b\udcffd"], ids=["of UTF-8", "of no encoding"])
+@pytest.mark.thorough("the same test, of no encoding", "of UTF-8")
 def test_spark_can_name_a_folder_that_the_locale_cannot_encode(
     tmp_path: Path, pipeline_file: Path, name: str
 ) -> None:
