@@ -22,8 +22,8 @@ from airflow_provider_pgrepl.replication.state.tables import TableState
 SNAPSHOT = LSN(5)
 
 
-def record(name: str) -> Any:
-    return SimpleNamespace(table=TableName("public", name), state=TableState.STREAMING)
+def record(name: str, state: TableState = TableState.STREAMING) -> Any:
+    return SimpleNamespace(table=TableName("public", name), state=state)
 
 
 def caught_up(through: int) -> CaughtUpTable:
@@ -47,3 +47,28 @@ def test_a_table_that_stopped_while_others_were_behind_ends_no_point(tmp_path: P
     latest = points.latest()
     assert latest is not None
     assert (latest.lsn, latest.tables) == (LSN(200), {"public.t": 2})
+
+
+def test_a_table_that_streams_only_after_the_newest_point_is_brought_to_it(tmp_path: Path) -> None:
+    """No other change of the source makes a new version of the changelog."""
+    schedule = TableSchedule(lambda _: MergePolicy(3600, 3600, 20, 2), 1000)
+    points = ConsistentPoints(str(tmp_path))
+    writer = PointWriter(points, Epoch(1), schedule, ApplierProgress(), every_s=1e-9)
+    first, later = record("t"), record("w")
+    schedule.add(BatchEnd(1, LSN(100), None), BEFORE_ALL, [], 0.0)
+    for oid in (7, 8):
+        schedule.caught_up.add(oid, caught_up(1))
+        schedule.pace(oid).start(0.0)
+    schedule.add(BatchEnd(2, LSN(200), None), 1, [WorkItem(8, 1, 2, ("a",), 1)], 0.0)
+    writer.write({7: first, 8: record("w", TableState.CATCHING_UP)})
+    latest = points.latest()
+    assert latest is not None
+    assert (latest.lsn, latest.tables) == (LSN(200), {"public.t": 1})
+    writer.write({7: first, 8: later})
+    assert schedule.turns(1.0)[8].at <= 1.0, "its change waits for its own pace"
+    schedule.start(8, SimpleNamespace(is_planned=False), 1.0)  # type: ignore[arg-type]
+    schedule.finish(8, caught_up(2))
+    writer.write({7: first, 8: later})
+    latest = points.latest()
+    assert latest is not None
+    assert (latest.lsn, latest.tables) == (LSN(200), {"public.t": 1, "public.w": 2})
