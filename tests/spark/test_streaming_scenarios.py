@@ -122,7 +122,7 @@ def test_a_receiver_lost_amid_a_transaction_or_a_write_goes_on_without_a_gap(rep
     assert len(replicated.lake_rows(TEXT)) == 5 + 50 + 100 + 10
 
 
-@pytest.mark.thorough("unit/test_merge, property/test_merge_property")
+@pytest.mark.thorough("unit/test_merge, property/test_collapse")
 def test_keys_that_move_meet_and_come_back_within_one_batch(replicated):
     in_one_batch(
         replicated,
