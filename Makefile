@@ -125,7 +125,7 @@ PYTEST = if sh setup/servers.sh; then export PGREPL_REQUIRE_DEBIAN=1; fi; \
 .PHONY: test
 # Its tests wait for servers more than they compute.
 mechanisms test-fast: WORKERS = 5
-test: venv java ## The checks, and a test of each mechanism: about 13 minutes on two cores
+test: venv java ## The checks, and a test of each mechanism: about 11 minutes on two cores
 	@$(MAKE) -j 4 -k checked mechanisms
 
 # What fails is shown at once, and the tests go on.

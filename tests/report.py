@@ -21,12 +21,12 @@ RINGS = ("unit", "property", "integration", "airflow", "spark", "fault", "end_to
 BUDGETS_S = {
     "fast": {"unit": 180, "property": 80, "integration": 900},
     "test": {
-        "unit": 290,
-        "property": 115,
-        "integration": 1850,
-        "airflow": 320,
-        "spark": 720,
-        "fault": 200,
+        "unit": 380,
+        "property": 170,
+        "integration": 1600,
+        "airflow": 280,
+        "spark": 520,
+        "fault": 180,
         "end_to_end": 70,
     },
     "rest": {
