@@ -106,7 +106,7 @@ _DAMAGES: dict[str, tuple[Callable[[DeltaTable], Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.thorough("test_verify_repair finds damaged rows; other tests here: columns and keys are named")
+@pytest.mark.thorough("test_verify_repair finds damaged rows; the test of texts below names columns and keys")
 def test_damaged_rows_of_lake_tables_are_found_and_named(
     spark: SparkSession, dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -190,7 +190,6 @@ _WITHOUT_TEXT: dict[str, Any] = {
 }
 
 
-@pytest.mark.thorough("test_tables_with_policies_are_compared_except_for_named_parts")
 def test_columns_whose_texts_the_lake_does_not_keep_are_named_and_not_compared(
     spark: SparkSession, dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
