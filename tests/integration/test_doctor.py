@@ -169,7 +169,9 @@ def test_script_of_provider_names_role_and_tables(patient: Patient, provider: st
 def test_rights_of_script_let_role_replicate(patient: Patient, dsn: str) -> None:
     """The statements are run as they are printed, except for the placeholders."""
     role, pg = f"r_{os.urandom(4).hex()}", patient.pg
-    script = source_script(Pipeline(**{**patient.fields, "tables": ("public.orders",)}), "self-hosted")
+    pg.cursor().execute("create sequence invoice_numbers")
+    fields = {**patient.fields, "tables": ("public.orders",), "sequences": True}
+    script = source_script(Pipeline(**fields), "self-hosted")
     statements = script.replace("replicator", role)
     statements = statements.replace("OWNER_OF_TABLES", f"{role}_owner")
     statements = statements.replace("DATABASE_NAME", psycopg2.extensions.parse_dsn(dsn)["dbname"])
@@ -183,8 +185,13 @@ def test_rights_of_script_let_role_replicate(patient: Patient, dsn: str) -> None
     try:
         login = psycopg2.extensions.make_dsn(dsn, user=role, password="sesame")
         patient.patch.setenv("PGREPL_DSN", login)
-        code, out = patient.doctor(trust_table_owners=False)
+        code, found, out = patient.findings(trust_table_owners=False, sequences=True)
         assert code == 0, out
+        assert ("ok", "sequences") in found, out
+        pg.cursor().execute(f"revoke select on sequence invoice_numbers from {role}")
+        code, found, out = patient.findings(trust_table_owners=False, sequences=True)
+        assert (code, ("warning", "sequences") in found) == (0, True), out
+        assert "public.invoice_numbers is not recorded" in out
     finally:
         with pg.cursor() as cursor:
             cursor.execute(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,10 +18,12 @@ from airflow_provider_pgrepl.errors import PgReplError, ToolError, one_line
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.status.health import HealthLimits, Severity, find_health_problems
 from airflow_provider_pgrepl.replication.app.status.status import read_status
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.runtime import spark_submit
 from airflow_provider_pgrepl.replication.runtime.host import check_libraries
 from airflow_provider_pgrepl.replication.runtime.quantities import show_bytes, show_duration
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.source.catalog.sequences import refused_sequences
 from airflow_provider_pgrepl.replication.source.connection import Connection, address, connect, row, rows
 from airflow_provider_pgrepl.replication.source.failover import failover_problems, failover_warnings
 from airflow_provider_pgrepl.replication.source.preflight.check import (
@@ -299,6 +301,16 @@ def _tables(connection: Connection, pipeline: Pipeline) -> Iterator[Finding]:
         yield Finding(CheckStatus.WARNING, "tables", warning)
     if not faults:
         yield _ok("tables", f"{len(relations)} tables can be replicated")
+    if pipeline.sequences:
+        yield from _sequences(connection, relations)
+
+
+def _sequences(connection: Connection, relations: Collection[Relation]) -> Iterator[Finding]:
+    refused = refused_sequences(connection, [relation.oid for relation in relations])
+    for name, why in refused.items():
+        yield Finding(CheckStatus.WARNING, "sequences", f"{name} is not recorded: {why}")
+    if not refused:
+        yield _ok("sequences", "the values of all sequences can be read")
 
 
 def _state(access: Access) -> Iterator[Finding]:

@@ -126,6 +126,8 @@ def _rights(pipeline: Pipeline) -> list[str]:
             f"GRANT USAGE ON SCHEMA {schema} TO replicator;",
             f"GRANT SELECT ON {on} TO replicator;",
         ]
+        if pipeline.sequences:
+            lines.append(f"GRANT SELECT ON ALL SEQUENCES IN SCHEMA {schema} TO replicator;")
     if pipeline.publication_mode == "create":
         lines.append("GRANT OWNER_OF_TABLES TO replicator; -- only an owner may publish a table")
     return list(dict.fromkeys(lines))
