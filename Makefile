@@ -152,7 +152,7 @@ test-rest: fetch java setup jars ## What `make test` leaves out: every major, Ka
 		$(PYTEST) --tier rest $(if $(COVERAGE),--cov --cov-append --cov-report=)
 
 .PHONY: test-all
-test-all: ## `make test`, `make test-rest`, then `make rehearsal`: 45 minutes
+test-all: ## `make test`, `make test-rest`, then `make rehearsal`: 50 minutes
 	@$(MAKE) test
 	@$(MAKE) test-rest
 	@$(MAKE) rehearsal

@@ -15,9 +15,10 @@ if ! "$uv" --version >/dev/null 2>&1; then
     python3 -m venv .uv
     .uv/bin/pip install --quiet "uv==$UV_VERSION"
 fi
-# A distribution compiles its Python with the optimizations that `pyenv install` leaves out: tests take a tenth less CPU time.
+# A distribution compiles its Python with the optimizations that `pyenv install` leaves out: unit tests take an eighth
+# less CPU time. One that pyproject.toml does not allow is left out.
 system=/usr/bin/python3
-if [ -z "${UV_PYTHON:-}" ] && "$system" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+if [ -z "${UV_PYTHON:-}" ] && "$system" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' 2>/dev/null; then
     export UV_PYTHON="$system"
 fi
 exec "$uv" sync --frozen --quiet

@@ -21,8 +21,8 @@ RINGS = ("unit", "property", "integration", "airflow", "spark", "fault", "end_to
 BUDGETS_S = {
     "fast": {"unit": 180, "property": 80, "integration": 900},
     "test": {
-        "unit": 380,
-        "property": 170,
+        "unit": 290,
+        "property": 115,
         "integration": 1600,
         "airflow": 280,
         "spark": 520,

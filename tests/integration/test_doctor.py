@@ -16,9 +16,12 @@ import psycopg2.extensions
 import pytest
 
 from airflow_provider_pgrepl.__main__ import main
+from airflow_provider_pgrepl.replication.app.access import Access
+from airflow_provider_pgrepl.replication.app.doctor.diagnosis import diagnose
 from airflow_provider_pgrepl.replication.app.doctor.source_script import PROVIDERS, source_script
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.spark.connectors import JARS_VARIABLE
+from tests.support.recorded import Recorded
 
 
 class Patient:
@@ -166,6 +169,20 @@ def test_script_of_provider_names_role_and_tables(patient: Patient, provider: st
     assert not [line for line in statements if "PASSWORD" in line or "max_slot_wal_keep_size" in line]
 
 
+def test_sequence_that_may_not_be_read_is_said_once_of_a_pipeline_that_runs(pg: Any, dsn: str) -> None:
+    role = f"r_{os.urandom(4).hex()}"
+    pg.cursor().execute(f"create table a (id int primary key); create sequence s; create role {role} login")
+    pg.cursor().execute(f"grant pg_monitor to {role}; alter role {role} replication")
+    try:
+        recorded = Recorded(dsn, sequences=True)
+        login = psycopg2.extensions.make_dsn(dsn, user=role)
+        diagnosis = diagnose(Access(recorded.pipeline, login, dsn))
+        said = [one for one in diagnosis.findings if one.text.startswith("sequence public.s: role")]
+        assert [one.level for one in said] == ["warning"], diagnosis.to_text()
+    finally:
+        pg.cursor().execute(f"drop owned by {role}; drop role {role}")
+
+
 def test_rights_of_script_let_role_replicate(patient: Patient, dsn: str) -> None:
     """The statements are run as they are printed, except for the placeholders."""
     role, pg = f"r_{os.urandom(4).hex()}", patient.pg
@@ -191,7 +208,7 @@ def test_rights_of_script_let_role_replicate(patient: Patient, dsn: str) -> None
         pg.cursor().execute(f"revoke select on sequence invoice_numbers from {role}")
         code, found, out = patient.findings(trust_table_owners=False, sequences=True)
         assert (code, ("warning", "sequences") in found) == (0, True), out
-        assert "public.invoice_numbers is not recorded" in out
+        assert "sequence public.invoice_numbers: role" in out
     finally:
         with pg.cursor() as cursor:
             cursor.execute(

@@ -87,6 +87,16 @@ def test_uv_is_one_version_everywhere():
     assert len(versions) == 1
 
 
+def test_preferred_python_is_one_that_the_project_allows():
+    allowed = re.search(r'requires-python = ">=3\.(\d+),<3\.(\d+)"', (ROOT / "pyproject.toml").read_text())
+    preferred = re.search(
+        r"\(3, (\d+)\) <= sys.version_info < \(3, (\d+)\)", (ROOT / "setup/venv.sh").read_text()
+    )
+    assert allowed
+    assert preferred
+    assert allowed.groups() == preferred.groups()
+
+
 def test_processes_that_start_others_have_an_init_to_reap_them(services):
     assert [
         name for name in sorted(OURS) if "profiles" not in services[name] and not services[name].get("init")

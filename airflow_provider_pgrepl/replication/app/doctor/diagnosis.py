@@ -129,8 +129,12 @@ def diagnose(access: Access) -> Diagnosis:
         *(_guarded("spark", _spark) if pipeline.has_lake_tables else ()),
         *_guarded("lake", lambda: _lake(pipeline)),
         *_guarded("source", lambda: _source(access)),
-        *_guarded("state", lambda: _state(access)),
     ]
+    # The status of a pipeline that has begun repeats what the checks of its source have found.
+    said = {(finding.level, finding.text) for finding in found}
+    for finding in _guarded("state", lambda: _state(access)):
+        if finding.check != "pipeline" or (finding.level, finding.text) not in said:
+            found.append(finding)
     return Diagnosis(pipeline.name, tuple(found))
 
 
@@ -308,7 +312,7 @@ def _tables(connection: Connection, pipeline: Pipeline) -> Iterator[Finding]:
 def _sequences(connection: Connection, relations: Collection[Relation]) -> Iterator[Finding]:
     refused = refused_sequences(connection, [relation.oid for relation in relations])
     for name, why in refused.items():
-        yield Finding(CheckStatus.WARNING, "sequences", f"{name} is not recorded: {why}")
+        yield Finding(CheckStatus.WARNING, "sequences", f"sequence {name}: {why}")
     if not refused:
         yield _ok("sequences", "the values of all sequences can be read")
 

@@ -72,7 +72,6 @@ class PointWriter:
         self._every_s = every_s
         self._version = BEFORE_ALL
         self._named: frozenset[int] = frozenset()
-        self._needed: list[int] = []
         self._next_boundary = time.monotonic() + every_s
 
     def write(self, records: Mapping[int, TableRecord]) -> None:
@@ -85,7 +84,6 @@ class PointWriter:
         if schedule.newest < self._version:
             self._version = BEFORE_ALL
         needed = [oid for oid, record in records.items() if record.state is TableState.STREAMING]
-        self._needed = needed
         version = schedule.common(needed)
         if version is not None and (version > self._version or self._lacks(records, version)):
             self._append(records, version)
@@ -129,8 +127,8 @@ class PointWriter:
 
     def rest_s(self, now: float) -> float:
         """Return the seconds until a boundary is due, if no point is made before."""
-        # A table that began to stream after the point may be behind it.
-        if self._schedule.newest <= self._version <= self._schedule.through(self._needed):
+        # Changes may wait also if the point is the newest: of a table that began to stream after it.
+        if self._schedule.newest <= self._version and not self._schedule.waiting:
             return self._every_s
         return max(0.0, self._next_boundary - now)
 
