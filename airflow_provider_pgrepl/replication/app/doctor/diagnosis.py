@@ -132,9 +132,11 @@ def diagnose(access: Access) -> Diagnosis:
     ]
     # The status of a pipeline that has begun repeats what the checks of its source have found.
     said = {(finding.level, finding.text) for finding in found}
-    for finding in _guarded("state", lambda: _state(access)):
-        if finding.check != "pipeline" or (finding.level, finding.text) not in said:
-            found.append(finding)
+    found += [
+        finding
+        for finding in _guarded("state", lambda: _state(access))
+        if finding.check != "pipeline" or (finding.level, finding.text) not in said
+    ]
     return Diagnosis(pipeline.name, tuple(found))
 
 
