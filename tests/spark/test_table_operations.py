@@ -5,10 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
+from deltalake import QueryBuilder
 
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.operations.removal import remove_tables
@@ -18,15 +21,25 @@ from airflow_provider_pgrepl.replication.app.operations.tables import (
     retry_tables,
 )
 from airflow_provider_pgrepl.replication.app.operations.teardown import teardown
-from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
+from airflow_provider_pgrepl.replication.changelog import writer
+from airflow_provider_pgrepl.replication.changelog.layout import hour_of
+from airflow_provider_pgrepl.replication.changelog.maintenance import drop_expired
+from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_epoch, read_floor_lsn
 from airflow_provider_pgrepl.replication.delta.table import open_delta
 from airflow_provider_pgrepl.replication.lake.apply.table_merge import TableResult
 from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoints
 from airflow_provider_pgrepl.replication.lake.delta.table import open_table
+from airflow_provider_pgrepl.replication.lake.history.table import history_path
+from airflow_provider_pgrepl.replication.postgres.lsn import Epoch
+from airflow_provider_pgrepl.replication.postgres.names import TableName
 from tests.conftest import closing_connection
 from tests.support.in_process import InProcess, Running
+from tests.support.received import EAGER
 from tests.support.replicated import execute, wait_until
 from tests.support.traffic import INSERT_ONLY, SETUP, SUMS, TABLES, WHOLE, traffic
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 SAVINGS = "public.savings"
 OTHERS = tuple(table for table in TABLES if table != SAVINGS)
@@ -97,6 +110,54 @@ def test_a_paused_table_stands_still_and_is_whole_again_when_it_goes_on(spark, d
     replicated.assert_equal(*TABLES)
     assert copies(replicated, SAVINGS) == 1
     assert all(row == WHOLE for row in replicated.at_every_point(SUMS, *TABLES))
+
+
+def test_a_table_is_resumed_after_its_points_and_the_changes_before_them_have_expired(
+    spark: SparkSession, dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only points show that the table has no change in the hours that the other tables no longer need."""
+    a, b = "public.a", "public.b"
+    execute(dsn, *(f"create table {name} (id int primary key, n int)" for name in "ab"))
+    execute(dsn, "insert into a values (1, 1)")
+    replicated = InProcess(spark, dsn, tmp_path, (a, b), per_table={a: {"history": True}})
+    replicated.snapshot()
+    points = ConsistentPoints(replicated.pipeline.lake_root)
+
+    def wait_for_point(*tables: str) -> None:
+        lsn = replicated.source_lsn()
+
+        def is_there() -> bool:
+            point = ConsistentPoints(replicated.pipeline.lake_root).latest()
+            return point is not None and point.lsn >= lsn and {a, b} & point.tables.keys() == set(tables)
+
+        wait_until(is_there, what=f"a point of {tables}")
+
+    with replicated.replicating(EAGER) as running:
+        with monkeypatch.context() as earlier:
+            earlier.setattr(writer, "hour_of", lambda moment: hour_of(moment - timedelta(hours=3)))
+            execute(dsn, "update a set n = 2")
+            wait_for_point(a, b)
+            before = replicated.position(a)
+            execute(dsn, "insert into b values (1, 1)")
+            wait_for_point(a, b)
+        execute(dsn, "insert into b values (2, 2)")
+        wait_for_point(a, b)
+        pause_tables(access(replicated), [a])
+        execute(dsn, "insert into b values (3, 3)")
+        wait_for_point(b)
+        needed = running.applier.needed_above()
+        assert needed is not None
+        points.rewrite(lambda points: points[-1:])
+        assert drop_expired(replicated.pipeline.lake_root, 0, {1: needed}, datetime.now(UTC)).files
+    assert before is not None
+    assert read_floor_lsn(open_changelog(replicated.changelog), Epoch(1)) > before
+    execute(dsn, "update a set n = 3")
+    resume_tables(access(replicated), [a])
+    replicated.catch_up()
+    replicated.assert_equal(a, b)
+    history = open_table(f"{replicated.pipeline.lake_root}/{history_path(TableName.parse(a))}")
+    ended = pa.table(QueryBuilder().register("h", history).execute("select n from h"))
+    assert sorted(ended["n"].to_pylist()) == [1, 2]
 
 
 @pytest.mark.thorough(

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from airflow_provider_pgrepl.errors import PgReplError
 from airflow_provider_pgrepl.replication.changelog import reader
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.lake.apply.merge_policy import MergePolicy
@@ -345,6 +346,8 @@ class MergeScheduler:
         self._runner = MergeTaskPool(spark, self._on_ended)
         self._lanes = MergeSlots(self._runner.slots, jobs_at_once(pipeline.lake_root))
         self._next_report = 0.0
+        self._stored = set[int]()
+        self._store_at = 0.0
         self.has_news = False
 
     def add(self, end: BatchEnd, begin: int, items: Iterable[WorkItem]) -> None:
@@ -434,6 +437,32 @@ class MergeScheduler:
             for state in (TableState.STREAMING, TableState.CATCHING_UP)
         )
         self._schedule.follow(streaming, catching_up)
+        self._store_positions(tables, now)
+
+    def _store_positions(self, tables: Iterable[TableRecord], now: float) -> None:
+        """Store in each paused lake table, once, up to which LSN it is complete: a pause may last longer than
+        the points that show it.
+
+        A table that a repair has paused is left to it.
+        """
+        paused = {
+            record.relation.oid: record
+            for record in tables
+            if record.state is TableState.PAUSED and not record.is_paused_by_repair and record.relation
+        }
+        self._stored &= paused.keys()
+        if now < self._store_at:
+            return
+        for oid in paused.keys() - self._stored - self._schedule.running.keys():
+            try:
+                self._tables.store_position(paused[oid])
+            except PgReplError as error:
+                log.warning(
+                    "the position of paused table %s could not be stored: %s", paused[oid].table, error
+                )
+                self._store_at = now + LOOK_INTERVAL_S
+            else:
+                self._stored.add(oid)
 
     def _take(self) -> None:
         ended, self._ended = self._ended, []

@@ -10,7 +10,9 @@ from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.lake.apply.table_merge import TableContext
 from airflow_provider_pgrepl.replication.lake.apply.table_position import TablePosition, read_table_position
 from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoints
+from airflow_provider_pgrepl.replication.lake.delta.fenced_commit import commit_nothing, commit_properties
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table
+from airflow_provider_pgrepl.replication.lake.history.table import advance_history
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline, changed_options, copied_options
@@ -65,6 +67,26 @@ class RecordedTables:
         if position is not None and position.seen is not None:
             self._disown(record.table, position)
         return position
+
+    def store_position(self, record: TableRecord) -> None:
+        """Store in a lake table, and in its history, up to which LSN it is complete, if only a consistent
+        point shows that.
+
+        For a table to which no changes are applied: the points that name it expire, and so do the changes
+        that it does not need according to them. Raises LakeError, FencedError, OvertakenError.
+        """
+        work = self.work(record)
+        table, point = open_table(work.uri), self._points.last_of(record.table, self._record.epoch)
+        position = read_table_position(table, self._app, str(record.table), point)
+        if point is None or position is None or position.whole <= position.own:
+            return
+        whole, commit_ts = position.whole, point.commit_ts
+        # As in a merge, the history is first: it may be ahead of its table, not behind.
+        if work.history_uri is not None:
+            advance_history(
+                open_table(work.history_uri), record.table, work.lake_root, work.app, whole, commit_ts
+            )
+        commit_nothing(table, work.app, whole, commit_properties(work.app, whole, "changes", commit_ts))
 
     def needed_above(self, records: Iterable[TableRecord], known: Mapping[int, LSN]) -> LSN | None:
         """Return the lowest LSN above which one of these tables needs changes. None if one is being copied,

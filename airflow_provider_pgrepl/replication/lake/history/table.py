@@ -39,6 +39,7 @@ from airflow_provider_pgrepl.replication.lake.delta.table import (
     earlier_apps,
     missing_marks,
     open_table,
+    read_position,
 )
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName, quote_identifier
@@ -143,6 +144,20 @@ def append_versions(
         written = files.finish()
     others = {**missing_marks(history), **(marks or {})}
     commit_files(history, app, position, written, commit_properties(app, position, _KIND, commit_ts, others))
+
+
+def advance_history(
+    history: DeltaTable,
+    table: TableName,
+    lake_root: str,
+    app: str,
+    position: LSN,
+    commit_ts: datetime | None,
+) -> None:
+    """Advance the history to `position`, up to which no change has ended a version. Raises what `fenced`
+    does."""
+    if (read_position(history, app) or 0) < position:
+        append_versions(history, (), table, lake_root, app, position, commit_ts)
 
 
 def aligned(rows: pa.Table, schema: pa.Schema) -> pa.Table:
