@@ -18,16 +18,24 @@ from airflow_provider_pgrepl.errors import (
     Remedy,
     StateError,
 )
+from airflow_provider_pgrepl.replication.app import snapshot, snapshot_tables
 from airflow_provider_pgrepl.replication.app.access import Access
+from airflow_provider_pgrepl.replication.app.operations.removal import remove_tables
 from airflow_provider_pgrepl.replication.app.operations.tables import (
     pause_tables,
     resume_tables,
     retry_tables,
 )
+from airflow_provider_pgrepl.replication.app.snapshot import begin_new_epoch, take_tables
+from airflow_provider_pgrepl.replication.app.snapshot_tables import TableSnapshotter
+from airflow_provider_pgrepl.replication.app.source_ownership import SourceOwnership
 from airflow_provider_pgrepl.replication.changelog.layout import floor_app
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
+from airflow_provider_pgrepl.replication.lake.snapshot.table_queue import CopyResult
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import SnapshotHolder
+from airflow_provider_pgrepl.replication.source.publication import read_publication
 from airflow_provider_pgrepl.replication.state.tables import TableState
 from tests.support.kept import Kept
 from tests.support.replicated import execute
@@ -309,3 +317,54 @@ def test_retry_accepts_safe_drift_only_with_on_drift_evolve(kept):
     kept.configure(on_drift="evolve")
     retry_tables(kept.access, [A])
     assert kept.states()[A] == "catching_up"
+
+
+def removing(kept: Kept, monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> None:
+    """Let `pgrepl remove` of A come and end right before the first call of a function."""
+    original, removals = getattr(owner, name), iter([A])
+
+    def call(*arguments: object, **options: object) -> object:
+        for table in removals:
+            remove_tables(kept.access, [table])
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(owner, name, call)
+
+
+def published(kept: Kept) -> set[str]:
+    with kept.source() as source:
+        found = read_publication(source, kept.pipeline.publication)
+    assert found is not None
+    return {str(table) for table in found.tables}
+
+
+def test_a_running_snapshot_leaves_out_a_table_that_is_removed_meanwhile(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept.fail(A)
+    removing(kept, monkeypatch, snapshot, "_prepare_executors")
+    outcome = take_tables(kept.access)
+    assert (outcome.copied, outcome.failed) == ((), {})
+    assert kept.states() == {A: "removed", B: "streaming"}
+    assert kept.record(A).membership == "removed"
+    assert published(kept) == {B}
+
+
+@pytest.mark.parametrize("moment", ["drop_slot", "create_slot", "keep"])
+def test_a_new_epoch_leaves_out_a_table_that_is_removed_while_it_begins(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    owners = {"drop_slot": SourceOwnership, "create_slot": snapshot_tables, "keep": TableSnapshotter}
+    removing(kept, monkeypatch, owners[moment], moment)
+    taken: list[str] = []
+
+    def copied(_: TableSnapshotter, keeper: SnapshotHolder, *__: object, **___: object) -> CopyResult:
+        taken.extend(str(relation.table) for relation in keeper.relations)
+        return CopyResult({relation.table: 0 for relation in keeper.relations})
+
+    monkeypatch.setattr(TableSnapshotter, "_copy_rows", copied)
+    begin_new_epoch(kept.access, [kept.pipeline.lake_root])
+    assert taken == [B]
+    assert kept.record(A).membership == "removed"
+    assert kept.states()[A] == "removed"
+    assert published(kept) == {B}

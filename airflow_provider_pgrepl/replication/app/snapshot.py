@@ -286,7 +286,8 @@ def opened(
         former = [record.publication for record in known if record is not None]
         trigger.keep_installed(source, pipeline, former)
         records = state_db.read_tables(pipeline.name)
-        snapshotter = TableSnapshotter(access, source, state_db, session.get)
+        out = frozenset(table for table, record in records.items() if record.membership == "removed")
+        snapshotter = TableSnapshotter(access, source, state_db, session.get, out=out)
         epoch = find_epoch(pipeline)
         yield SnapshotRun(
             snapshotter,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -96,7 +96,7 @@ class TableSnapshotter:
     """The connections of one run, and its copying of tables.
 
     `spark` returns the session when it is needed. `compares`: tables are compared with their lake tables, and
-    copied only if that is not possible.
+    copied only if that is not possible. `out`: the tables that were removed when the run began.
     """
 
     access: Access
@@ -104,6 +104,7 @@ class TableSnapshotter:
     state_db: StateDatabase
     spark: Callable[[], SparkSession]
     compares: bool = False
+    out: frozenset[TableName] = frozenset()
 
     @property
     def pipeline(self) -> Pipeline:
@@ -128,6 +129,19 @@ class TableSnapshotter:
             except SnapshotError as error:
                 raise given_up(error) from None
 
+    def staying(self, relations: Iterable[Relation]) -> list[Relation]:
+        """Return these relations without those of tables that a command has removed since the run began."""
+        records = self.records()
+        removed = {table for table, record in records.items() if record.membership == "removed"} - self.out
+        for relation in relations:
+            if relation.table in removed:
+                log.warning("table %s was removed meanwhile: it is not copied", relation.table)
+        return [relation for relation in relations if relation.table not in removed]
+
+    def locked_publication(self) -> AbstractContextManager[None]:
+        """Return the context manager of the lock under which tables join the publication and leave it."""
+        return self.state_db.locked(self.pipeline.name, "publication", self.pipeline.lock_timeout_s)
+
     def copy_states(self) -> CopyStates:
         """Return the context manager that records the states of tables while they are copied."""
         return CopyStates(self.access.dsn, self.pipeline, self.state_db)
@@ -151,7 +165,10 @@ class TableSnapshotter:
             if not relations:
                 break
             self.index_selected(record.epoch, relations)
-            joined = self._begin(states, ownership, relations)
+            relations, joined = self._begin(states, ownership, relations)
+            left = {relation.table for relation in relations}
+            if not relations:
+                break
             added |= {relation.table: relation.oid for relation in joined}
             exported = export_snapshot(
                 self.access.dsn,
@@ -185,11 +202,17 @@ class TableSnapshotter:
 
     def _begin(
         self, states: CopyStates, ownership: SourceOwnership, relations: Sequence[Relation]
-    ) -> list[Relation]:
-        """Publish the tables, record that they are being copied, and return those that were not published."""
+    ) -> tuple[list[Relation], list[Relation]]:
+        """Publish the tables, and record that they are being copied. Return them, and those of them that were
+        not published.
+
+        Leaves out tables that were removed meanwhile.
+        """
         # Under this lock: a process that removes a table has either finished before, or sees that it is
         # copied again.
-        with self.state_db.locked(self.pipeline.name, "publication", self.pipeline.lock_timeout_s):
+        with self.locked_publication():
+            if not (relations := self.staying(relations)):
+                return [], []
             joined = ownership.publish(relations)
             states.join(relation.table for relation in joined)
             records = self.records()
@@ -200,7 +223,7 @@ class TableSnapshotter:
             # Recorded before the snapshot is exported: the applier's batches then hold no changes of these
             # tables that are not in the snapshot.
             states.begin(relations)
-        return joined
+        return relations, joined
 
     def _wait_or_stop(self, states: CopyStates, result: CopyResult, times: int) -> None:
         """Pause, so that blocked statements of the source can run.
@@ -394,6 +417,7 @@ def _make_epoch(
     # app.
     ownership.drop_slot()
     # Record this first: settings are bound to the tables as they are now, even if this run fails.
+    relations = snapshotter.staying(relations)
     snapshotter.record_selected(relations)
     ownership.prepare_publication(relations)
     if take_over:
@@ -421,7 +445,7 @@ def _make_epoch(
                 ownership.drop_slot()
                 raise given_up(error) from None
             log.warning("the snapshot is not usable, creating slot and snapshot again: %s", error.message)
-        wanted = {relation.table for relation in relations}
+        wanted = {relation.table for relation in snapshotter.staying(relations)}
         relations, faults = snapshotter.examine(wanted, requested, last)
         failed |= faults
         if not relations:
@@ -453,19 +477,22 @@ def _begin(
     last: EpochRecord | None,
     beginning: NextEpoch,
 ) -> tuple[EpochRecord, CopyResult]:
-    with exported, ExitStack() as held:
+    with exported, ExitStack() as held, snapshotter.copy_states() as states, ExitStack() as lock:
         try:
             keeper = held.enter_context(snapshotter.keep(exported, relations))
             exported.close()
+            lock.enter_context(snapshotter.locked_publication())
+            if len(snapshotter.staying(relations)) < len(relations):
+                raise SnapshotError("tables were removed after the publication was created")
         except BaseException:
             drop_unused(snapshotter.access.dsn, snapshotter.source, snapshotter.pipeline.slot)
             raise
         record = _open_epoch(snapshotter, ownership, server, exported.consistent_point, last, beginning)
-        with snapshotter.copy_states() as states:
-            # States from another epoch must not be restored.
-            states.copying()
-            states.begin(relations)
-            return record, snapshotter.copy(keeper, exported, record, states, begins_epoch=True)
+        # States from another epoch must not be restored.
+        states.copying()
+        states.begin(relations)
+        lock.close()
+        return record, snapshotter.copy(keeper, exported, record, states, begins_epoch=True)
 
 
 def _open_epoch(
