@@ -31,6 +31,12 @@ with DAG(
     render_template_as_native_obj=True,
     params={
         **tables_params(PIPELINE_FILE, "Tables to resnapshot"),
+        "resync": Param(
+            False,
+            type="boolean",
+            title="Resync",
+            description="Compare the tables with the source, and replace only the rows that differ",
+        ),
         "reason": Param(None, type=["null", "string"], title="Reason", description="For the log of this run"),
     },
     tags=pipeline_tags(PIPELINE_FILE),
@@ -41,6 +47,7 @@ with DAG(
         pipeline=PIPELINE_FILE,
         tables=PICKED_TABLES,
         reason="{{ params.reason }}",
+        resync="{{ params.resync }}",
         spark_conn_id=os.environ.get("PGREPL_SPARK_CONN_ID"),
         # On a busy host, Airflow may run tasks minutes before its API answers, which they need.
         retries=10,

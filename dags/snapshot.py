@@ -44,7 +44,8 @@ with DAG(
             False,
             type="boolean",
             title="Resync",
-            description="The same, but compare the tables, and replace only the rows that differ",
+            description="Compare with the source, and replace only the rows that differ: the tables named"
+            " above, or all, in a new epoch",
         ),
     },
     tags=["pgrepl"],
@@ -53,7 +54,7 @@ with DAG(
     PgSnapshotOperator(
         task_id="snapshot",
         pipeline=PIPELINE_FILE,
-        tables="{{ params.tables or [] }}",
+        tables="{{ params.tables or None }}",
         new_epoch="{{ params.new_epoch }}",
         resync="{{ params.resync }}",
         spark_conn_id=os.environ.get("PGREPL_SPARK_CONN_ID"),

@@ -37,7 +37,9 @@ def _run(_: object, arguments: argparse.Namespace) -> NoReturn:
 
 
 def _resync(_: object, arguments: argparse.Namespace) -> NoReturn:
-    run_app("snapshot", arguments.pipeline, ["--resync", *_own(arguments)], arguments.spark)
+    resync = True if arguments.tables is None else arguments.tables
+    options = as_given({"resync": resync, "give_up": arguments.give_up})
+    run_app("snapshot", arguments.pipeline, options, arguments.spark)
 
 
 def _own(arguments: argparse.Namespace) -> list[str]:
@@ -220,7 +222,7 @@ APPS = (
     _app(
         "resync",
         "begin a new epoch: drop the slot, create a new one, compare each table with the source and replace"
-        " the rows that differ",
+        " the rows that differ; with --tables, do that for these tables only, in the present epoch",
         of_resync,
         _resync,
     ),

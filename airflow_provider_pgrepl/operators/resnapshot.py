@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from airflow_provider_pgrepl.errors import ConfigError
-from airflow_provider_pgrepl.hooks.pipeline import parse_tables, read_tables
+from airflow_provider_pgrepl.hooks.pipeline import parse_tables, read_flag, read_tables
 from airflow_provider_pgrepl.operators.lineage import OpenLineageOperator
 from airflow_provider_pgrepl.operators.spark_app import SparkAppOperator
 from airflow_provider_pgrepl.replication.app.access import Access
@@ -22,23 +22,33 @@ class PgResnapshotOperator(OpenLineageOperator, SparkAppOperator):
 
     :param tables: a list, or a comma-separated text (templated)
     :param reason: recorded in the log and in XCom (templated)
+    :param resync: compare the tables with the source, and replace the rows that differ, instead of copying
+        them (templated)
 
     Other parameters: see SparkAppOperator. XCom: `tables` and `reason`.
     """
 
     app = "snapshot"
-    template_fields: Sequence[str] = (*SparkAppOperator.template_fields, "tables", "reason")
+    template_fields: Sequence[str] = (*SparkAppOperator.template_fields, "tables", "reason", "resync")
 
-    def __init__(self, *, tables: Sequence[str] | str, reason: str | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        tables: Sequence[str] | str,
+        reason: str | None = None,
+        resync: bool | str = False,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         self.tables = tables
         self.reason = reason
+        self.resync = resync
 
     def app_arguments(self) -> list[str]:
         tables = read_tables(self.tables)
         if not tables:
             raise ConfigError("tables: none was named", "name at least one, as public.orders")
-        return ["--tables", ",".join(tables)]
+        return ["--resync" if read_flag("resync", self.resync) else "--tables", ",".join(tables)]
 
     def lineage_tables(self) -> list[TableName]:
         return parse_tables(read_tables(self.tables))

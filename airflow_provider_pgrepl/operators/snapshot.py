@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.hooks.pipeline import parse_tables, read_flag, read_tables
 from airflow_provider_pgrepl.operators.lineage import OpenLineageOperator
 from airflow_provider_pgrepl.operators.spark_app import SparkAppOperator
@@ -18,8 +19,9 @@ class PgSnapshotOperator(OpenLineageOperator, SparkAppOperator):
 
     :param tables: resnapshot these tables, in whatever state they are; None: all that need it (templated)
     :param new_epoch: begin a new epoch, which resnapshots every table (templated)
-    :param resync: begin a new epoch whose tables are compared with the source, and repaired, instead of
-        copied. An interrupted run is continued (templated)
+    :param resync: compare tables with the source, and replace the rows that differ, instead of copying them:
+        the tables in `tables`, or all in a new epoch if `tables` is None. An interrupted run is continued
+        (templated)
     :param give_up: with `new_epoch` or `resync`, the names of the previous source or lake, if they are not
         the current ones. The error of a try without this parameter names them (templated)
     :param take_over_slot: begin at the position of this slot of another program. Has no effect after
@@ -57,13 +59,14 @@ class PgSnapshotOperator(OpenLineageOperator, SparkAppOperator):
         self.take_over_slot = take_over_slot
 
     def app_arguments(self) -> list[str]:
-        arguments = []
+        arguments, resync = [], read_flag("resync", self.resync)
         if tables := read_tables(self.tables):
-            arguments += ["--tables", ",".join(tables)]
+            arguments += ["--resync" if resync else "--tables", ",".join(tables)]
+        elif resync:
+            self._check_resyncs_all()
+            arguments.append("--resync")
         if read_flag("new_epoch", self.new_epoch):
             arguments.append("--new-epoch")
-        if read_flag("resync", self.resync):
-            arguments.append("--resync")
         if self.give_up:
             names = self.give_up if isinstance(self.give_up, str) else ",".join(self.give_up)
             arguments += ["--give-up", names]
@@ -71,12 +74,23 @@ class PgSnapshotOperator(OpenLineageOperator, SparkAppOperator):
             arguments += ["--take-over", self.take_over_slot]
         return arguments
 
+    def _check_resyncs_all(self) -> None:
+        """Raise ConfigError if tables were to be named: a template with no result begins no new epoch."""
+        if self.tables is not None:
+            raise ConfigError(
+                "tables: none was named",
+                "name at least one, as public.orders; for a new epoch, in which all tables are compared, pass"
+                " None",
+            )
+
     def lineage_tables(self) -> list[TableName]:
         return parse_tables(read_tables(self.tables))
 
     def check_start(self, access: Access) -> None:
+        tables = parse_tables(read_tables(self.tables))
+        resyncs_all = read_flag("resync", self.resync) and not tables
         check_snapshot(
             access,
-            resnapshot=parse_tables(read_tables(self.tables)),
-            new_epoch=read_flag("new_epoch", self.new_epoch) or read_flag("resync", self.resync),
+            resnapshot=tables,
+            new_epoch=read_flag("new_epoch", self.new_epoch) or resyncs_all,
         )

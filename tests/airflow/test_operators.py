@@ -14,6 +14,9 @@ from urllib.parse import quote
 import psutil  # type: ignore[import-untyped]
 import pytest
 
+from airflow_provider_pgrepl.errors import ConfigError
+from airflow_provider_pgrepl.operators.resnapshot import PgResnapshotOperator
+from airflow_provider_pgrepl.operators.snapshot import PgSnapshotOperator
 from tests.airflow import airflow_program
 from tests.airflow.conftest import HOME, LAKE, SECRET, Journal, eventually, is_alive
 
@@ -53,7 +56,33 @@ def test_the_snapshot_gets_its_tables_and_flags(behave: Any, journal: Journal) -
     behave("--exit", "0")
     assert run_dag("stand_in_snapshot").state == "success"
     [event] = journal.events()
-    assert "--tables public.a,public.b --new-epoch --resync" in " ".join(event["argv"])
+    assert "--resync public.a,public.b --new-epoch" in " ".join(event["argv"])
+
+
+@pytest.mark.parametrize(
+    ("given", "arguments"),
+    [
+        ({"tables": ["public.a", "public.b"], "resync": True}, ["--resync", "public.a,public.b"]),
+        ({"tables": "public.a", "resync": "False"}, ["--tables", "public.a"]),
+        ({"resync": "True"}, ["--resync"]),
+        # As a template renders without a table.
+        ({"tables": "[]", "resync": True}, "tables: none was named"),
+        ({"tables": "None", "resync": True}, "tables: none was named"),
+        ({"tables": "[]"}, []),
+    ],
+)
+def test_resync_of_no_named_table_begins_no_new_epoch(given: dict[str, Any], arguments: Any) -> None:
+    operator = PgSnapshotOperator(task_id="snapshot", pipeline="p.json", **given)
+    if isinstance(arguments, str):
+        with pytest.raises(ConfigError, match=arguments):
+            operator.app_arguments()
+    else:
+        assert operator.app_arguments() == arguments
+
+
+def test_resnapshot_compares_if_it_is_a_resync() -> None:
+    operator = PgResnapshotOperator(task_id="r", pipeline="p.json", tables=["public.a"], resync="True")
+    assert operator.app_arguments() == ["--resync", "public.a"]
 
 
 @pytest.mark.parametrize(

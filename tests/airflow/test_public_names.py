@@ -18,7 +18,7 @@ CLASSES = {
         "mode publisher metrics_port metrics_host hand_over_after_s on_table_errored on_lag"
         f" lag_s {_APPLICATION}"
     ),
-    "operators.resnapshot.PgResnapshotOperator": f"tables reason {_APPLICATION}",
+    "operators.resnapshot.PgResnapshotOperator": f"tables reason resync {_APPLICATION}",
     "operators.resnapshot.PgAddTablesOperator": f"tables {_APPLICATION}",
     "operators.verify.PgVerifyOperator": f"tables check sample show_keys repair timeout_s {_APPLICATION}",
     "operators.snapshot.PgSnapshotOperator": f"tables new_epoch resync give_up take_over_slot {_APPLICATION}",

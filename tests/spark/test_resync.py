@@ -1,4 +1,4 @@
-"""`pgrepl resync`: a new epoch whose tables are compared with the source, and repaired, instead of copied."""
+"""`pgrepl resync`: tables are compared with the source, and repaired, instead of copied."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from airflow_provider_pgrepl.replication.lake.verify.repair import TableRepair
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from tests.support.in_process import EndedAtOnce, InProcess
 from tests.support.received import EAGER
-from tests.support.replicated import execute
+from tests.support.replicated import execute, wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,12 +45,16 @@ def _ids(pipeline: InProcess, table: str) -> dict[str, set[int]]:
     }
 
 
-def _kind(pipeline: InProcess, table: str) -> str:
-    """Return the kind of the last commit that set rows."""
+def _kinds(pipeline: InProcess, table: str) -> list[str]:
+    """Return the kinds of the commits that set rows, the last one first."""
     commits = DeltaTable(pipeline.lake_path(table)).history()
     abouts: list[dict[str, Any]] = [json.loads(commit.get(COMMIT_METADATA) or "{}") for commit in commits]
     kinds = [about.get("kind") for about in abouts]
-    return str(next(kind for kind in kinds if kind not in (None, "bounds", "comments")))
+    return [kind for kind in kinds if kind not in (None, "bounds", "comments")]
+
+
+def _kind(pipeline: InProcess, table: str) -> str:
+    return _kinds(pipeline, table)[0]
 
 
 def test_lost_slot_costs_only_the_rows_that_changed_and_streaming_goes_on(
@@ -117,6 +121,74 @@ def test_lost_slot_costs_only_the_rows_that_changed_and_streaming_goes_on(
     pipeline.assert_equal(*tables)
 
 
+def test_single_tables_are_compared_in_their_epoch_while_all_are_written(
+    spark: SparkSession, dsn: str, tmp_path: Path
+) -> None:
+    """One was replaced at the source by a table that took its name, one lacks changes, one is not errored."""
+    names = ("swapped", "gap", "sound", "other")
+    fill = (
+        "select g, g % 5, repeat('v' || g, 50), case when g > 200 then 'cold' else 'hot' end"
+        f" from generate_series(1, {_ROWS}) g"
+    )
+    columns = "(id int primary key, n int, v text, part text)"
+    execute(
+        dsn,
+        *(f"create table {name} {columns}; insert into {name} {fill}" for name in names),
+    )
+    tables = tuple(f"public.{name}" for name in names)
+    per_table = {table: {"partition_by": "part"} for table in tables}
+    pipeline = InProcess(spark, dsn, tmp_path, tables, per_table=per_table, snapshot_range_bytes=128 << 10)
+    pipeline.snapshot()
+    stop = threading.Event()
+
+    def change() -> None:
+        for turn in range(1_000_000):
+            if stop.is_set():
+                return
+            for name in names:
+                execute(
+                    dsn,
+                    f"update {name} set n = n + 1 where id between 1 and 200 and id % 10 = {turn % 10}",
+                    f"insert into {name} values ({_ROWS + turn + 1}, 0, 'more', 'hot')",
+                )
+
+    changing = threading.Thread(target=change)
+    changing.start()
+    try:
+        with pipeline.replicating(EAGER):
+            pipeline.wait_for_points(2, *tables)
+            execute(
+                dsn,
+                f"create table fresh {columns}; insert into fresh {fill}",
+                "begin; alter table swapped rename to former; alter table fresh rename to swapped; commit",
+                f"alter publication {pipeline.pipeline.publication} drop table gap",
+                "delete from gap where id = 7",
+                f"alter publication {pipeline.pipeline.publication} add table gap",
+            )
+            errored = ("public.gap", "public.swapped")
+            wait_until(lambda: all(pipeline.states()[table].state == "errored" for table in errored))
+            before = {table: _ids(pipeline, table) for table in tables}
+            assert pipeline.run("snapshot", "--resync", ",".join(tables[:3])) == 0, pipeline.log_tail()
+            pipeline.wait_for_points(2, *tables)
+            after = {table: _ids(pipeline, table) for table in tables}
+    finally:
+        stop.set()
+        changing.join()
+    assert read_epoch(pipeline.changelog).epoch == 1
+    assert "copied, not compared" not in pipeline.log.read_text()
+    for table in tables[:3]:
+        cold = {file for file, ids in before[table].items() if ids <= set(range(201, _ROWS + 1))}
+        assert cold
+        assert cold <= after[table].keys()
+    assert {table for table in tables if "resync" in _kinds(pipeline, table)} == set(tables[:3])
+    pipeline.catch_up()
+    pipeline.assert_equal(*tables)
+    for wrong in (["--resync="], ["--resync", "public.gap", "--give-up", "1/shop"]):
+        assert pipeline.run("snapshot", *wrong) == 78
+    assert "ConfigError: no table was named" in pipeline.log.read_text()
+    assert "a resync of single tables begins no new epoch" in pipeline.log_tail()
+
+
 @pytest.mark.thorough("test_taking_over: a snapshot that was killed begins there again")
 def test_killed_resync_is_run_again_and_continues_its_epoch(
     spark: SparkSession, dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -128,7 +200,7 @@ def test_killed_resync_is_run_again_and_continues_its_epoch(
     pipeline.snapshot()
     _drop_slot(pipeline)
     execute(dsn, *(f"update {name} set n = 0 where id = 1" for name in names))
-    begin = TableRepair.begin_epoch
+    begin = TableRepair.commit_as_copy
 
     def killed(repair: TableRepair, *arguments: Any) -> None:
         if repair.relation.table.name == "b":
@@ -138,7 +210,7 @@ def test_killed_resync_is_run_again_and_continues_its_epoch(
     assert pipeline.run("snapshot", "--resync") == 78
     name = re.findall(r"--give-up ([^ ,]+)", pipeline.log_tail())[-1]
     with monkeypatch.context() as patched:
-        patched.setattr(TableRepair, "begin_epoch", killed)
+        patched.setattr(TableRepair, "commit_as_copy", killed)
         # A killed process records no states either.
         patched.setattr(CopyStates, "_end", lambda *_: None)
         assert pipeline.run("snapshot", "--resync", "--give-up", name) == 75
@@ -172,13 +244,19 @@ def _lose_row(pipeline: InProcess, table: str) -> None:
 def test_table_that_cannot_be_compared_is_copied(
     spark: SparkSession, dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = ("past", "soft", "wider", "foreign_rows", "lost", "other", "much", "alike", "raced")
+    names = ("past", "soft", "wider", "foreign_rows", "lost", "other", "much", "split", "alike", "raced")
     execute(dsn, *(f"create table {name} (id int primary key, n int)" for name in names))
     execute(dsn, *(f"insert into {name} select g, g from generate_series(1, 200) g" for name in names))
+    execute(dsn, "alter table split add placed date not null default '2026-01-31'")
     tables = tuple(f"public.{name}" for name in names)
-    options = {"public.past": {"history": True}, "public.soft": {"deletes": "soft"}}
+    options = {
+        "public.past": {"history": True},
+        "public.soft": {"deletes": "soft"},
+        "public.split": {"partition_by": "year(placed)"},
+    }
     pipeline = InProcess(spark, dsn, tmp_path, tables, per_table=options)
     pipeline.snapshot()
+    pipeline.configure(per_table=options | {"public.split": {"partition_by": "month(placed)"}})
     _drop_slot(pipeline)
     monkeypatch.setattr(resync, "MOST_ROWS", 100)
     monkeypatch.setattr(resync, "FEW_ROWS", 50)
@@ -187,7 +265,7 @@ def test_table_that_cannot_be_compared_is_copied(
     DeltaTable(pipeline.lake_path("public.foreign_rows")).delete("id = 1")
     lost = Path(pipeline.lake_path("public.lost"))
     lost.rename(tmp_path / "away")
-    begin, raced = TableRepair.begin_epoch, []
+    begin, raced = TableRepair.commit_as_copy, []
 
     def race(repair: TableRepair, *arguments: Any) -> None:
         """Commit as another process would between a comparison and its commit, once."""
@@ -196,7 +274,7 @@ def test_table_that_cannot_be_compared_is_copied(
             _lose_row(pipeline, "public.raced")
         begin(repair, *arguments)
 
-    monkeypatch.setattr(TableRepair, "begin_epoch", race)
+    monkeypatch.setattr(TableRepair, "commit_as_copy", race)
     pipeline.resync()
     assert "public.raced is compared again" in pipeline.log.read_text()
     assert re.search(r"public.raced: version .* 1 were missing, 0 extra, 0 changed", pipeline.log.read_text())
@@ -207,6 +285,8 @@ def test_table_that_cannot_be_compared_is_copied(
     assert '"more"' in reasons["wider"]
     assert "another program has written it" in reasons["foreign_rows"]
     assert "there is no lake table" in reasons["lost"]
+    assert "partition_by was changed" in reasons["split"]
+    assert set(pipeline.lake_rows("public.split")["_pgrepl_partition"].to_pylist()) == {"2026-01"}
     assert "ranges of its rows differ" in reasons["other"]
     assert reasons["much"] == "60 rows differ from the 200 rows of the source"
     assert {name for name in names if _kind(pipeline, f"public.{name}") == "resync"} == {"alike", "raced"}

@@ -115,6 +115,9 @@ def test_spark_can_name_a_folder_that_the_locale_cannot_encode(
         ("snapshot", ("--new-epoch",), ["--new-epoch"]),
         ("snapshot", (), []),
         ("resync", ("--give-up", "7/shop"), ["--resync", "--give-up=7/shop"]),
+        ("resync", ("--tables", "a.b,c.d"), ["--resync=a.b,c.d"]),
+        # As of an unset variable in a script: no new epoch begins.
+        ("resync", ("--tables", ""), ["--resync="]),
         ("replicate", ("--until", "0/1f"), ["--until=0/1F"]),
         (
             "publish",
@@ -145,6 +148,7 @@ def test_an_application_is_run_by_spark_submit_with_its_options_and_those_of_spa
     [
         (["replicate", "FILE", "--until", "caughtup"], "'caughtup' is neither caught-up nor an LSN"),
         (["snapshot", "FILE", "--tables", "a.b", "--new-epoch"], "not allowed with argument"),
+        (["resync", "FILE", "--tables", "a.b", "--give-up", "7/shop"], "not allowed with argument"),
         (["publish", "FILE"], "--publisher"),
         (["replicate", "FILE", "--untill", "caught-up"], "unrecognized arguments"),
         (["status", "FILE", "--", "--master", "x"], "status takes no options of spark-submit"),

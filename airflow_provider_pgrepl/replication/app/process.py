@@ -291,8 +291,14 @@ def of_snapshot(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="begin a new epoch: drop the slot, create a new one, and copy all tables again",
     )
-    ways.add_argument("--resync", action="store_true", help="the same as pgrepl resync")
-    of_resync(parser, "with --new-epoch or --resync: ")
+    ways.add_argument(
+        "--resync",
+        metavar="a.b,c.d",
+        nargs="?",
+        const=True,
+        help="the same as pgrepl resync; with names, as with its option --tables",
+    )
+    _add_give_up(parser, "with --new-epoch, or --resync without names: ")
     ways.add_argument(
         "--take-over",
         metavar="SLOT",
@@ -301,8 +307,18 @@ def of_snapshot(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def of_resync(parser: argparse.ArgumentParser, condition: str = "") -> None:
-    """Add the argument of a new epoch: the names that it gives up, under a condition."""
+def of_resync(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of a resync: single tables, or the names that the new epoch gives up."""
+    choices = parser.add_mutually_exclusive_group()
+    choices.add_argument(
+        "--tables",
+        metavar="a.b,c.d",
+        help="begin no new epoch: compare these tables at a snapshot of their own, while the others go on",
+    )
+    _add_give_up(choices)
+
+
+def _add_give_up(parser: argparse._ActionsContainer, condition: str = "") -> None:
     parser.add_argument(
         "--give-up",
         metavar="NAME,NAME",

@@ -7,6 +7,7 @@ The app begins an epoch, or copies single tables, at one source snapshot.
     snapshot --pipeline FILE.json --add              tables that match a pattern now, whatever new_tables says
     snapshot --pipeline FILE.json --new-epoch        a new history: new slot, all tables copied again
     snapshot --pipeline FILE.json --resync           the same, but tables are compared, and repaired
+    snapshot --pipeline FILE.json --resync a.b,c.d   as --tables, but tables are compared, and repaired
     snapshot --pipeline FILE.json --take-over SLOT   begin at the position of another program's slot
 
 `take_tables`, `resnapshot`, `add_tables`, `begin_new_epoch`, `resync` and `take_over` do the same for callers
@@ -135,7 +136,9 @@ class SnapshotRun:
     def check_has_begun(self, option: str) -> None:
         """Raise ConfigError, naming the option, if the pipeline has no epoch yet."""
         if not self.has_begun:
-            raise ConfigError(f"{option}: this pipeline has no epoch yet", f"run it without {option} first")
+            raise ConfigError(
+                f"{option}: this pipeline has no epoch yet", "run pgrepl snapshot FILE.json first"
+            )
 
     def select(self, requested: RequestedTables) -> tuple[SelectedTables, RequestedTables]:
         """Return the tables that belong to the pipeline with these requests, and the requests.
@@ -359,14 +362,21 @@ def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
     if pipeline.has_lake_tables:
         begin_compiling()
     access = Access.from_environment(pipeline)
-    if arguments.tables:
+    if arguments.give_up and isinstance(arguments.resync, str):
+        raise ConfigError(
+            "--give-up: a resync of single tables begins no new epoch, and so gives nothing up",
+            "leave it out",
+        )
+    if arguments.tables is not None:
         outcome = resnapshot(access, _parse_tables("--tables", arguments.tables))
     elif arguments.add is not None:
         outcome = add_tables(access, _parse_tables("--add", arguments.add) or None)
     elif arguments.new_epoch:
         outcome = begin_new_epoch(access, _names(arguments.give_up))
-    elif arguments.resync:
+    elif arguments.resync is True:
         outcome = resync(access, _names(arguments.give_up))
+    elif arguments.resync is not None:
+        outcome = resnapshot(access, _parse_tables("--resync", arguments.resync), compares=True)
     elif arguments.take_over:
         outcome = take_over(access, arguments.take_over)
     else:
@@ -478,16 +488,24 @@ def resync(access: Access, give_up: Collection[str] = ()) -> SnapshotResult:
         return run.begin()
 
 
-def resnapshot(access: Access, tables: Collection[TableName]) -> SnapshotResult:
+def resnapshot(access: Access, tables: Collection[TableName], *, compares: bool = False) -> SnapshotResult:
     """Copy these tables of the pipeline again, whatever state they are in.
 
     Readers keep the old version until one commit replaces it. The table then catches up with the others. A
     table that cannot be copied is marked errored. Raises ConfigError for tables that are not the pipeline's,
     and PgReplError for problems of more than one table. A repeated run copies the tables that were not
     finished.
+
+    :param compares: compare the tables with the source, and replace the rows that differ. A table that
+        cannot be compared is copied
     """
     wanted = frozenset(tables)
+    if not wanted:
+        raise ConfigError("no table was named", "name at least one, as public.orders")
+    if compares:
+        refuse_without_lake(access.pipeline, "resync", "leave resync out: pgrepl snapshot FILE.json --tables")
     with opened(access) as run:
+        run.snapshotter.compares = compares
         run.check_has_begun("--tables")
         selected, requested = run.select(
             replace(

@@ -131,15 +131,15 @@ class TableRepair:
         check_supported(table)
         commit.make(lambda: self._replace(commit, missing, extra))
 
-    def begin_epoch(
+    def commit_as_copy(
         self,
         table: DeltaTable,
         missing: PickedRows | None,
         extra: PickedRows | None,
         marks: Mapping[str, int],
     ) -> None:
-        """Do the same as the first commit of an epoch, even without rows, as exactly the version after that
-        of the handle.
+        """Do the same as a snapshot's commit would, even without rows, as exactly the version after that of
+        the handle.
 
         Raises VersionTakenError or OvertakenError if another process has committed since the handle was
         opened, and otherwise as `commit`.

@@ -1,9 +1,9 @@
-"""Takes tables into a new epoch by a comparison at the snapshot, instead of a copy.
+"""Brings tables to a snapshot by a comparison, instead of a copy: all tables of a new epoch, or single ones.
 
-The lake table, as an earlier epoch left it, is compared with the source. One commit under the new epoch's app
-ID closes the earlier epochs, sets the position, and replaces the rows that differ. Files of equal rows stay.
-The commit is exactly the version after the compared one, so that no other commit comes in between. Tables
-that cannot be compared, or differ too much, are copied.
+The newest version of the lake table, which may be of an earlier epoch, is compared with the source. One
+commit under the present epoch's app ID closes the earlier epochs, sets the position, and replaces the rows
+that differ. Files of equal rows stay. The commit is exactly the version after the compared one, so that no
+other commit comes in between. Tables that cannot be compared, or differ too much, are copied.
 """
 
 from __future__ import annotations
@@ -16,7 +16,14 @@ from typing import Any
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from airflow_provider_pgrepl.errors import LakeError, LakeTableError, LakeUnavailableError, OvertakenError
+from airflow_provider_pgrepl.errors import (
+    FencedError,
+    LakeError,
+    LakeTableError,
+    LakeUnavailableError,
+    OvertakenError,
+    PgReplError,
+)
 from airflow_provider_pgrepl.replication.lake.delta.commit import VersionTakenError, written_bytes
 from airflow_provider_pgrepl.replication.lake.delta.live_files import check_files, settle_log
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import (
@@ -48,6 +55,7 @@ from airflow_provider_pgrepl.replication.lake.verify.repair import (
 from airflow_provider_pgrepl.replication.lake.verify.source_side import SourceSide
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.values import lake_schema
 
 log = logging.getLogger(__name__)
@@ -115,7 +123,9 @@ class Resync(SnapshotCopy):
             before = int(compared.table.version())
             try:
                 self._commit_compared(relation, compared)
-            except (VersionTakenError, OvertakenError):
+            except (VersionTakenError, OvertakenError, FencedError):
+                # In a running epoch, a merge that began before ends now. If it is beyond the snapshot, the
+                # next comparison is refused.
                 log.info("%s is compared again: another process has written it", relation.table)
                 continue
             size = written_bytes(compared.table.table_uri, before, int(compared.table.version()))
@@ -158,10 +168,27 @@ class Resync(SnapshotCopy):
         check_files(table)
         check_ours(table, self._app, earlier_apps(name, epoch), self._position)
         check_columns(table, lake_schema(relation, self._pipeline.options(relation.table)), relation)
+        self._check_partitions(relation.table)
         check_supported(table)
         if (writers := read_writers(uri, int(table.version()))).foreign:
             raise LakeTableError(f"another program has written it (versions {writers.versions})")
         return table
+
+    def _check_partitions(self, name: TableName) -> None:
+        """Raise LakeTableError if rows may be in other partitions than those of the pipeline file.
+
+        The column with the partitions has the same name and type for every `partition_by`.
+        """
+        wanted = self._pipeline.options(name).policy.partition
+        if wanted is None:
+            return
+        record = self._state_db.read_tables(self._pipeline.name).get(name)
+        try:
+            known = Pipeline.from_json(record.config) if record is not None and record.config else None
+        except PgReplError:
+            known = None
+        if known is None or known.options(name).policy.partition != wanted:
+            raise LakeTableError("partition_by was changed, or is not known from its last copy")
 
     def _lake_at(self, relation: Relation, table: DeltaTable) -> LakeSide:
         version = TableVersion(relation.table, table.table_uri.rstrip("/"), int(table.version()))
@@ -178,7 +205,7 @@ class Resync(SnapshotCopy):
         marks = snapshot_marks(uri, name, self._record.epoch, exported_at, self._add_to_index(relation))
         repair = TableRepair(relation, options, self._app, self._position, exported_at)
         self._check_timeline()
-        repair.begin_epoch(compared.table, compared.missing, compared.extra, marks)
+        repair.commit_as_copy(compared.table, compared.missing, compared.extra, marks)
         if compared.comparison.listed is not None:
             self._check_equal(relation, compared.table, compared.comparison.listed)
         self._conclude(relation.table, compared.table)
