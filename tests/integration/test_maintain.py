@@ -7,7 +7,7 @@ import signal
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,12 @@ def files(kept: Kept, table: str) -> int:
     return len(DeltaTable(kept.lake_path(table)).file_uris())
 
 
+def data_files(kept: Kept, table: str) -> set[str]:
+    return {
+        file.name for file in Path(kept.lake_path(table)).rglob("*.parquet") if "_delta_log" not in file.parts
+    }
+
+
 def rows_of(kept: Kept, table: str) -> dict[int, str]:
     opened = DeltaTable(kept.lake_path(table))
     found = pa.table(QueryBuilder().register("t", opened).execute("select id, v from t").read_all())
@@ -141,6 +147,27 @@ def test_beside_the_app_its_changelog_and_its_histories_are_left_to_it(
     run(kept)
     assert asked[1]["needed_above"] is not None
     assert asked[1]["reader_version"] >= 0
+
+
+@pytest.mark.parametrize("writer", ["replicate", "snapshot"])
+def test_files_of_lake_tables_stay_while_a_process_runs_that_writes_points(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, writer: str
+) -> None:
+    """The process may know versions that its next point names."""
+    kept.write_point(durable(kept), A, B, H)
+    for value in ("in no point", "in the newest point"):
+        execute(kept.dsn, f"update a set v = '{value}'")
+        kept.bring_all_forward(A)
+    kept.write_point(durable(kept), A, B, H)
+    monkeypatch.setattr(maintenance.Maintenance, "_now", lambda *_, **__: datetime.now(UTC) + LATER)
+    before = data_files(kept, A)
+    with kept.access.state_db(writer) as app:
+        app.lock(kept.pipeline.name, writer)
+        done = run(kept)
+        assert before <= data_files(kept, A)
+        assert done.app_runs is (writer == "replicate")
+    run(kept)
+    assert not before <= data_files(kept, A)
 
 
 @pytest.mark.thorough("test_without_the_app_all_is_done")

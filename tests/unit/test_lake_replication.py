@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import threading
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from airflow_provider_pgrepl.replication.app.lake_replication import LakeReplication
+from airflow_provider_pgrepl.replication.lake.apply import applier
+from airflow_provider_pgrepl.replication.lake.apply.merge_policy import MergePolicy
+from airflow_provider_pgrepl.replication.lake.apply.merge_scheduler import MergeScheduler
+from airflow_provider_pgrepl.replication.lake.apply.table_schedule import CaughtUpTable, TableSchedule
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, ConsistentPoints
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from tests.support.changelogs import epoch_record
 
 
 class Stop:
@@ -95,3 +107,31 @@ def test_target_is_not_awaited_when_the_receiver_failed_or_the_app_is_to_stop():
     assert not failed._has_received(LSN(100))
     assert not stopped._has_received(LSN(100))
     assert (failed._receiver.asked, stopped._receiver.asked) == (0, 0)
+
+
+def applier_that_knows(table: TableName, *versions: int) -> applier.Applier:
+    """Return an applier for whose next consistent point these versions of a table may be named."""
+    schedule = TableSchedule(lambda _: MergePolicy(0, 60, 20, 2), 1000)
+    for version in versions:
+        schedule.caught_up.add(7, CaughtUpTable(LSN(5), version, version, version, 100, None, ""))
+    rounds: Any = MergeScheduler.__new__(MergeScheduler)
+    rounds._changed, rounds._schedule = threading.Condition(threading.RLock()), schedule
+    rounds._records = {7: SimpleNamespace(table=table), 8: SimpleNamespace(table=TableName("public", "lags"))}
+    found: Any = applier.Applier.__new__(applier.Applier)
+    found._rounds = rounds
+    return found
+
+
+def test_maintenance_of_the_app_keeps_versions_that_its_next_point_may_name(tmp_path: Path) -> None:
+    ours = CommitProperties(app_transactions=[Transaction("shop:1", 1)])
+    for value in range(4):
+        rows = pa.table({"n": [value]})
+        write_deltalake(f"{tmp_path}/public/a", rows, mode="overwrite", commit_properties=ours)
+    ConsistentPoints(str(tmp_path)).append(ConsistentPoint(1, LSN(9), datetime.now(UTC), {"public.a": 0}))
+    pipeline = Pipeline(name="shop", lake=str(tmp_path), tables=("public.a",))
+    unused: Any = None
+    run: Any = LakeReplication("", pipeline, unused, epoch_record(), unused, unused)
+    run._applier = applier_that_knows(TableName("public", "a"), 2, 3)
+    done = run._maintenance.run(datetime.now(UTC) + timedelta(days=1))
+    assert (done.files, done.failed) == (1, {}), "of version 1"
+    assert DeltaTable(f"{tmp_path}/public/a", version=2).to_pyarrow_table()["n"].to_pylist() == [2]

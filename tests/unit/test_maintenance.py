@@ -8,7 +8,7 @@ import re
 import shutil
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
@@ -21,7 +21,11 @@ from airflow_provider_pgrepl.errors import LakeError
 from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA, EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter, create_changelog
 from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, ConsistentPoints
-from airflow_provider_pgrepl.replication.lake.maintenance import Maintenance, MaintenanceResult
+from airflow_provider_pgrepl.replication.lake.maintenance import (
+    Maintenance,
+    MaintenanceResult,
+    VersionsForPoints,
+)
 from airflow_provider_pgrepl.replication.lake.read import consistent_arrow
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
@@ -79,9 +83,12 @@ def parquet_files(folder: Path) -> set[str]:
     return {file.name for file in folder.rglob("*.parquet") if "_delta_log" not in file.parts}
 
 
-def eager(lake: Path, **settings: float) -> Maintenance:
+def eager(
+    lake: Path, versions_for_points: Callable[[], VersionsForPoints | None] = dict, **settings: float
+) -> Maintenance:
     return Maintenance(
         pipeline(lake, **settings),
+        versions_for_points=versions_for_points,
         grace=NOTHING,
         changelog_grace=NOTHING,
         orphan_age=DAY,
@@ -177,6 +184,48 @@ def test_points_are_thinned_before_their_files_go(tmp_path: Path) -> None:
     assert done.points == 5
     assert done.files == 5 + 6, "five of the table, six of the points' own"
     assert consistent_arrow(str(tmp_path)).table("public.a")["n"].to_pylist() == [6]
+
+
+def test_version_that_a_later_point_may_name_keeps_its_files(tmp_path: Path) -> None:
+    """A hot table is merged again and again until the slowest one has merged up to the same boundary."""
+    versions, points = [overwrite(tmp_path, value) for value in range(5)], ConsistentPoints(str(tmp_path))
+    pin(points, 0, versions[0])
+    waiting = {"public/a": {versions[2]}}
+    maintenance = eager(tmp_path, versions_for_points=lambda: waiting)
+    assert maintenance.run(soon()).files == 2
+    pin(points, 2, versions[2])
+    waiting.clear()
+    assert maintenance.run(soon()).files == 0
+    assert consistent_arrow(str(tmp_path), 2).table("public.a")["n"].to_pylist() == [2]
+
+
+def test_version_that_gets_its_point_while_maintenance_looks_keeps_its_files(tmp_path: Path) -> None:
+    versions, points = [overwrite(tmp_path, value) for value in range(3)], ConsistentPoints(str(tmp_path))
+    pin(points, 0, versions[0])
+
+    def none_since_the_point_is_written() -> dict[str, set[int]]:
+        pin(points, 1, versions[1])
+        return {}
+
+    assert eager(tmp_path, versions_for_points=none_since_the_point_is_written).run(soon()).files == 0
+    assert consistent_arrow(str(tmp_path), 1).table("public.a")["n"].to_pylist() == [1]
+
+
+def test_nothing_of_a_table_is_deleted_while_versions_for_points_are_unknown(tmp_path: Path) -> None:
+    versions, points = overwrite_each(tmp_path, *range(120)), ConsistentPoints(str(tmp_path))
+    pin(points, 1, versions[118], ago=DAY)
+    pin(points, 2, versions[119])
+    maintenance = eager(
+        tmp_path,
+        versions_for_points=lambda: None,
+        consistent_point_keep_all_h=0.5,
+        consistent_point_retention_h=1,
+    )
+    for done in (maintenance.run(soon()), maintenance.keep_budget(soon())):
+        assert len(parquet_files(tmp_path / "public/a")) == 120
+        assert Path(tmp_path, f"public/a/_delta_log/{0:020d}.json").exists()
+        assert (done.failed, done.left_alone) == ({}, {})
+    assert [point.lsn for point in ConsistentPoints(str(tmp_path)).all()] == [2], "points are thinned"
 
 
 def test_a_removed_file_outlives_its_removal_by_the_grace(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -169,6 +170,25 @@ def hot_for_half_an_hour(lake: Path) -> datetime:
         moment = now - MINUTE * (30 - minute)
         points.append(ConsistentPoint(1, LSN(100 + minute), moment, {"public.hot": hot.merge()}))
     return datetime.now(UTC) + HOLD + SECOND
+
+
+def test_version_that_waits_for_its_point_stays_beyond_the_budget_and_costs_no_point(tmp_path: Path) -> None:
+    lake, other = tmp_path / "lake", tmp_path / "other"
+    now = hot_for_half_an_hour(lake)
+    hot = Hot(lake)
+    waiting, _ = hot.merge(), hot.merge()
+    shutil.copytree(lake, other)
+    for root, versions in ((lake, {"public/hot": {waiting}}), (other, {})):
+        settings = {"name": "shop", "lake": str(root), "tables": ["public.*"], "consistent_point_bytes": 1.0}
+        maintenance = Maintenance(
+            Pipeline.from_dict(settings), versions_for_points=lambda known=versions: known
+        )
+        assert maintenance.keep_budget(now + SECOND).points > 0
+    assert ConsistentPoints(str(lake)).all() == ConsistentPoints(str(other)).all()
+    files = {
+        root: set(DeltaTable(f"{root}/public/hot", version=waiting).file_uris()) for root in (lake, other)
+    }
+    assert [all(Path(file).exists() for file in files[root]) for root in (lake, other)] == [True, False]
 
 
 def test_all_points_may_be_kept_longer_than_thinned_ones(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from airflow_provider_pgrepl.replication.app.sequence_recorder import SequenceRe
 from airflow_provider_pgrepl.replication.app.spark_start import start_spark
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.lake.apply.applier import Applier, warm_up
+from airflow_provider_pgrepl.replication.lake.maintenance import VersionsForPoints
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.runtime.start_queue import StartTurn
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
@@ -96,6 +97,9 @@ class LakeReplication(Replication):
 
     def _needed_above(self) -> LSN | None:
         return self._applier.needed_above()
+
+    def _versions_for_points(self) -> VersionsForPoints:
+        return self._applier.versions_for_points()
 
     def _done_version(self) -> int:
         return self._applier.progress.version

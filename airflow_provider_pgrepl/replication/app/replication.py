@@ -19,7 +19,7 @@ from airflow_provider_pgrepl.replication.app.source_problems import SourceProtec
 from airflow_provider_pgrepl.replication.app.status.summary import SourceReading, SummaryLog
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.lake.apply.work_item import ApplierProgress
-from airflow_provider_pgrepl.replication.lake.maintenance import Maintenance
+from airflow_provider_pgrepl.replication.lake.maintenance import Maintenance, VersionsForPoints
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.receiver.receiver import ReconnectingReceiver
 from airflow_provider_pgrepl.replication.runtime.metrics_endpoint import Address
@@ -57,7 +57,7 @@ class Replication:
         self._record = record
         self._receiver = ReconnectingReceiver(dsn, pipeline, follow_promotion=self._follow_promotion)
         self._applied = ApplierProgress()
-        self._maintenance = Maintenance(pipeline)
+        self._maintenance = Maintenance(pipeline, versions_for_points=self._versions_for_points)
         self._tidying = threading.Lock()
         self._next_maintenance = time.monotonic() + pipeline.maintenance_interval_s
         self._next_budget_check = time.monotonic() + _BUDGET_INTERVAL_S
@@ -122,6 +122,10 @@ class Replication:
     def _needed_above(self) -> LSN | None:
         """Return the LSN above which this run needs changes, or None while it is not known."""
         raise NotImplementedError
+
+    def _versions_for_points(self) -> VersionsForPoints:
+        """Return the table versions that this run may name in later consistent points."""
+        return {}
 
     def _done_version(self) -> int:
         """Return the newest changelog version that this run has finished with; below 0 if there is none."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -46,6 +46,8 @@ HOLD = timedelta(minutes=2)
 """The minimum time for which removed files, and versions of deleted points, are kept beyond the budget."""
 LOG_AGE = timedelta(hours=1)
 """The minimum age of a deleted log entry, for handles that were opened long ago."""
+VersionsForPoints = Mapping[str, Collection[int]]
+"""By path below the lake root, the versions that a consistent point which is not written yet may name."""
 
 # Processes that commit write a checkpoint every 100 commits of a table, and every 200 of the changelog.
 # Maintenance writes one, after this many commits, only if they did not.
@@ -82,6 +84,9 @@ class Maintenance:
 
     Keep the instance between runs: it remembers what it has read of each table's log. Can run while the
     receiver and the applier write.
+
+    `versions_for_points`: returns the versions to keep for later points, or None if they are not known. Then
+    no file and no log entry of a lake table is deleted.
     """
 
     def __init__(
@@ -93,12 +98,14 @@ class Maintenance:
         orphan_age: timedelta = ORPHAN_AGE,
         log_age: timedelta = LOG_AGE,
         hold: timedelta = HOLD,
+        versions_for_points: Callable[[], VersionsForPoints | None] = dict,
     ) -> None:
         self._pipeline = pipeline
         self._grace, self._orphan_age, self._log_age = grace, orphan_age, log_age
         self._changelog_grace = changelog_grace
         self._files: dict[str, TableFiles] = {}
         self._hold = hold
+        self._versions_for_points = versions_for_points
         self._lead: timedelta | None = None
         self._left_alone: dict[str, str] = {}
 
@@ -163,14 +170,18 @@ class Maintenance:
             paths = [path for path in paths if self._is_over(path, now)]
             if not paths:
                 return
+        # Ask before the points are read: a version that gets its point in between is found in the points. A
+        # version that is replaced after `now` is kept by its age.
+        later = self._versions_for_points()
         kept = self._thin(done, now)
         if kept or not paths:
             self._left_alone.pop(_POINTS, None)
         else:
             self._leave_alone(_POINTS, _NO_POINTS)
-        for path in paths if kept else ():
-            with _isolated_failures(path, done):
-                self._maintain(path, kept.get(path, ()), done, now)
+        if kept and later is not None:
+            for path in paths:
+                with _isolated_failures(path, done):
+                    self._maintain(path, {*kept.get(path, ()), *later.get(path, ())}, done, now)
         if not only_over and kept:
             self._maintain(_POINTS, (), done, now)
         if not only_over:

@@ -1,7 +1,8 @@
 """Maintenance on request: the steps of the replication app, repeated until nothing is left to do.
 
 It may run while that app runs, and holds no lock. Then it leaves the changelog's hours and files to the app,
-because only the app knows up to which position they have been read.
+because only the app knows up to which position they have been read. It also leaves the files and log entries
+of lake tables to the app, because only the app knows which versions its next consistent point may name.
 """
 
 from __future__ import annotations
@@ -32,7 +33,11 @@ from airflow_provider_pgrepl.replication.lake.consistent_points import Consisten
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id
 from airflow_provider_pgrepl.replication.lake.files.compaction import Compaction, compact_thoroughly
 from airflow_provider_pgrepl.replication.lake.history.table import history_key, history_uri
-from airflow_provider_pgrepl.replication.lake.maintenance import Maintenance, MaintenanceResult
+from airflow_provider_pgrepl.replication.lake.maintenance import (
+    Maintenance,
+    MaintenanceResult,
+    VersionsForPoints,
+)
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.runtime.quantities import show_bytes, show_count
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
@@ -132,7 +137,8 @@ class MaintenanceReport:
         ]
         if self.app_runs:
             lines.append(
-                "the replication app runs: it deletes expired hours and files of the changelog itself"
+                "the replication app runs: it deletes expired hours and files of the changelog, and unneeded"
+                " files and log entries of lake tables, itself"
             )
         lines += [f"{path}: left alone: {reason}" for path, reason in rest.left_alone.items()]
         lines += [f"{place}: failed: {error}" for place, error in rest.failed.items()]
@@ -252,7 +258,7 @@ class _Run:
         version = int(open_changelog(changelog_uri(pipeline.lake_root)).version())
         app_runs = self._app_runs()
         kept = None if app_runs else self._retention()
-        result = Maintenance(pipeline).run(
+        result = Maintenance(pipeline, versions_for_points=self._versions_for_points).run(
             needed_above=None if kept is None else kept.needed_above,
             needed_later=() if kept is None else kept.needed_later,
             reader_version=None if app_runs else version,
@@ -282,6 +288,12 @@ class _Run:
         except LakeError as error:
             log.warning("no hours of the changelog are deleted now: %s", error)
             return None
+
+    def _versions_for_points(self) -> VersionsForPoints | None:
+        """Return no versions; None if another process may know some: an app, or a snapshot that writes the
+        first point of an epoch at its end."""
+        name = self.access.pipeline.name
+        return None if self._app_runs() or self.state_db.is_locked(name, "snapshot") else {}
 
     def _app_runs(self) -> bool:
         return self.state_db.is_locked(self.access.pipeline.name, "replicate")

@@ -124,6 +124,14 @@ class Applier:
         """
         return self._rounds.needed_above()
 
+    def versions_for_points(self) -> dict[str, set[int]]:
+        """Return the versions that a later consistent point may name, by path below the lake root.
+
+        Maintenance must keep their files: a point is written only when the slowest table has merged up to it.
+        Any thread may call this.
+        """
+        return self._rounds.versions_for_points()
+
     def stop(self, timeout_s: float | None = None) -> None:
         """Start no more merges, and wait up to `timeout_s` seconds (None: without limit) until the running
         ones have ended."""

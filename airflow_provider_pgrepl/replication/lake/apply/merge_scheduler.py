@@ -313,7 +313,7 @@ class MergeScheduler:
     """The merges and consistent points of one run of the applier, in rounds. `changed` is notified when a
     share ends.
 
-    The caller holds `changed` for every call but `needed_above` and `close`.
+    The caller holds `changed` for every call but `needed_above`, `versions_for_points` and `close`.
     """
 
     def __init__(
@@ -404,6 +404,12 @@ class MergeScheduler:
                 if one.through >= self._progress.point_version
             }
         return self._tables.needed_above(self._state_db.read_tables(self._pipeline.name).values(), known)
+
+    def versions_for_points(self) -> dict[str, set[int]]:
+        """Return what `Applier.versions_for_points` does. Any thread may call this."""
+        with self._changed:
+            tables = {oid: record.table for oid, record in self._records.items()}
+            return self._schedule.caught_up.versions_for_points(tables)
 
     def close(self) -> None:
         """Release the threads. Call this only after the last merge has ended."""

@@ -23,7 +23,7 @@ from airflow_provider_pgrepl.replication.lake.apply.merge_policy import (
 )
 from airflow_provider_pgrepl.replication.lake.apply.merge_task import MergeJob
 from airflow_provider_pgrepl.replication.lake.apply.work_item import BatchEnd, BatchEnds, WorkItem
-from airflow_provider_pgrepl.replication.lake.history.table import history_key
+from airflow_provider_pgrepl.replication.lake.history.table import history_key, path_of
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.state.progress import TableMerges
@@ -148,6 +148,18 @@ class CaughtUpTables(dict[int, CaughtUpTable]):
         """Return the state of a table at a version of the changelog, or None if no kept state is valid for
         exactly that version."""
         return next((known for known in self._versions(oid) if known.since <= version <= known.through), None)
+
+    def versions_for_points(self, tables: Mapping[int, TableName]) -> dict[str, set[int]]:
+        """Return the versions that a later consistent point may name, by path below the lake root.
+
+        These are all kept states of these tables, and of their histories.
+        """
+        versions: dict[str, set[int]] = {}
+        for oid, table in tables.items():
+            for known in self._versions(oid):
+                for key, version in versions_of({table: known}).items():
+                    versions.setdefault(path_of(key), set()).add(version)
+        return versions
 
     def common(self, oids: Collection[int], newest: int) -> int | None:
         """Return the newest version of the changelog, at most `newest`, for which a state of each table is
