@@ -137,13 +137,26 @@ class SnapshotCopy:
         """Write a consistent point of the copied tables: the first point in time of an epoch that can be
         read.
 
-        Only for the snapshot that begins the epoch. The replication app writes all later points.
+        Only for the snapshot that begins the epoch. The replication app writes all later points, and may have
+        begun to. Does nothing if it runs, or has written a point of this epoch.
         """
-        if self._versions:
-            position, epoch, exported_at = self._moment
-            positions = {key: int(position) for key in self._versions if not is_history(key)}
-            point = ConsistentPoint(epoch, position, exported_at, self._versions, positions)
-            ConsistentPoints(self._pipeline.lake_root).append(point)
+        if not self._versions:
+            return
+        try:
+            # Only one process may append points, so keep the app from starting meanwhile.
+            with self._state_db.locked(self._pipeline.name, "replicate", 0):
+                self._write_first_point()
+        except errors.BusyError:
+            log.info("the replication app runs: it writes the consistent points of this epoch")
+
+    def _write_first_point(self) -> None:
+        position, epoch, exported_at = self._moment
+        points = ConsistentPoints(self._pipeline.lake_root)
+        latest = points.latest()
+        if latest is not None and latest.epoch == epoch:
+            return
+        positions = {key: int(position) for key in self._versions if not is_history(key)}
+        points.append(ConsistentPoint(epoch, position, exported_at, self._versions, positions))
 
     @property
     def _moment(self) -> tuple[LSN, Epoch, datetime]:
