@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -95,6 +96,56 @@ def test_thinning_through_another_instance_does_not_stop_the_writer(tmp_path: Pa
         == [3, 4]
         == [one.lsn for one in writer.all()]
     )
+
+
+def meanwhile(
+    writer: ConsistentPoints, monkeypatch: pytest.MonkeyPatch, *steps: Callable[[], object]
+) -> None:
+    """Take one of these steps before each commit that the writer tries."""
+    left, write = list(steps), writer._write
+
+    def write_after_a_step(points: Sequence[ConsistentPoint], **how: bool) -> None:
+        if left:
+            left.pop(0)()
+        write(points, **how)
+
+    monkeypatch.setattr(writer, "_write", write_after_a_step)
+
+
+@pytest.mark.parametrize("count", [2, 4], ids=["of one process", "of two processes"])
+def test_thinnings_between_the_attempts_of_an_append_do_not_stop_the_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """Maintenance thins points in two commits, and pgrepl maintain may do so at the same time."""
+    writer = ConsistentPoints(str(tmp_path))
+    for lsn in range(1, 7):
+        writer.append(point(lsn))
+
+    def thin() -> None:
+        assert ConsistentPoints(str(tmp_path)).rewrite(lambda held: held[1:]) == 1
+
+    meanwhile(writer, monkeypatch, *[thin] * count)
+    for lsn in (7, 8):
+        writer.append(point(lsn))
+    assert [one.lsn for one in ConsistentPoints(str(tmp_path)).all()] == list(range(count + 1, 9))
+    assert writer.all() == ConsistentPoints(str(tmp_path)).all()
+
+
+def test_writer_that_another_one_overtakes_after_a_thinning_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = ConsistentPoints(str(tmp_path))
+    for lsn in (1, 2):
+        writer.append(point(lsn))
+    meanwhile(
+        writer,
+        monkeypatch,
+        lambda: ConsistentPoints(str(tmp_path)).rewrite(lambda held: held[1:]),
+        lambda: ConsistentPoints(str(tmp_path)).append(point(3)),
+    )
+    with pytest.raises(FencedError):
+        writer.append(point(4))
+    assert [one.lsn for one in ConsistentPoints(str(tmp_path)).all()] == [2, 3]
 
 
 def test_a_thinning_that_knows_old_points_only_loses_no_newer_one(tmp_path: Path) -> None:

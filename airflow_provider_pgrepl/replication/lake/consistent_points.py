@@ -61,7 +61,8 @@ POINTS_APP = "pgrepl-points"
 """Delta app ID of the process that writes points. Its version counts the commits."""
 # Opening the points reads every file of their table.
 _MANY_FILES = 64
-_REWRITE_ATTEMPTS = 3
+# Maintenance thins the points in two commits, and pgrepl maintain may do so at the same time.
+_ATTEMPTS = 5
 _OPERATION = "WRITE"
 
 
@@ -274,7 +275,8 @@ class ConsistentPoints:
         """Append a point. Does nothing if it equals the last one.
 
         Raises LakeError if it is before the last one, or if the lake has had a table of points that is not
-        there now. Raises FencedError if another process appends points.
+        there now. Raises FencedError if another process appends points, or if other commits came first in
+        every attempt.
         """
         with self._lock:
             points = self._loaded()
@@ -287,17 +289,19 @@ class ConsistentPoints:
                 )
             if points and point == points[-1]:
                 return
-            try:
-                self._add(point)
-            except FencedError:
-                last = points[-1] if points else None
-                self._forget()
-                # Then at most a thinning came between the two commits, so this process is still the only
-                # one that appends.
-                if (latest := self.latest()) not in (last, point):
-                    raise
-                if latest != point:
+            last = points[-1] if points else None
+            for attempt in range(_ATTEMPTS):
+                try:
                     self._add(point)
+                    return
+                except FencedError:
+                    self._forget()
+                    if (latest := self.latest()) == point:
+                        return
+                    # If the last point is as before, only thinnings came first, so this process is still the
+                    # only one that appends.
+                    if latest != last or attempt == _ATTEMPTS - 1:
+                        raise
 
     def thin(self, now: datetime, keep_all_h: float, thin_min: float, keep_h: float) -> int:
         """Delete points by age, and return the number of deleted points.
@@ -333,7 +337,7 @@ class ConsistentPoints:
         what `thin` does.
         """
         with self._lock:
-            for attempt in range(_REWRITE_ATTEMPTS):
+            for attempt in range(_ATTEMPTS):
                 points = self._loaded()
                 kept = change(points)
                 if kept == points:
@@ -342,7 +346,7 @@ class ConsistentPoints:
                     self._write(kept, replaces=True)
                 except FencedError:
                     self._forget()
-                    if attempt == _REWRITE_ATTEMPTS - 1:
+                    if attempt == _ATTEMPTS - 1:
                         raise
                     continue
                 self._points = kept
