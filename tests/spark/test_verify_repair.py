@@ -237,7 +237,7 @@ def test_repair_that_is_killed_is_made_wholly_or_not_at_all(
     with monkeypatch.context() as patched:
         patched.setattr(TableRepair, "commit", killed)
         # A killed process does not resume the table either. The next repair does.
-        patched.setattr(verify_repair, "resume_tables", lambda *_: None)
+        patched.setattr(verify_repair, "resume_tables", lambda *_, **__: None)
         with pipeline.receiving(EAGER):
             pipeline.run("verify", "--repair")
     assert pipeline.states()["public.t"].state is TableState.PAUSED

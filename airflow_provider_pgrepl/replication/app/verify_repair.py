@@ -39,7 +39,7 @@ from airflow_provider_pgrepl.replication.lake.verify.repair import TableRepair, 
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
-from airflow_provider_pgrepl.replication.state.tables import REPAIRING, TableRecord, TableState
+from airflow_provider_pgrepl.replication.state.tables import REPAIRING, TableRecord
 from airflow_provider_pgrepl.replication.values import lake_schema
 
 log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ def resume_interrupted(run: Verification) -> None:
     left = [table for table, record in run.records.items() if record.is_paused_by_repair]
     if left:
         log.warning("a repair did not end: resuming %s", ", ".join(map(str, left)))
-        resume_tables(run.access, left)
+        resume_tables(run.access, left, reason=REPAIRING)
         run.records = run.state_db.read_tables(run.pipeline.name)
 
 
@@ -82,6 +82,10 @@ class Repair(Verification):
     def repair(self, found: TableReport) -> TableReport:
         """Repair one table that differs, and return its new report. Raises errors that concern all tables."""
         own, table = VerifyReport(self.pipeline.name), found.table
+        # Since the last ones were read, other tables may have been compared for hours.
+        self.records = self.state_db.read_tables(self.pipeline.name)
+        if table not in self.records:
+            return replace(found, not_repaired="it is removed")
         relations = self._comparable([table], own)
         if not relations:
             return replace(found, not_repaired=own.tables[table].parts[0].reason)
@@ -117,11 +121,16 @@ class Repair(Verification):
     def _paused(self, table: TableName) -> Iterator[None]:
         """Keep the replication app from applying changes to the table during the block.
 
-        Raises StateError if the table cannot be paused, BusyError if the app does not end its merges.
+        A table that an operator pauses meanwhile stays paused. Raises StateError if the table cannot be
+        paused, or if an operator has paused it, BusyError if the app does not end its merges.
         """
         name, deadline = self.pipeline.name, selection.Deadline(self.timeout_s)
         since = self.state_db.now()
         pause_tables(self.access, [table], reason=REPAIRING)
+        if not self._record(table).is_paused_by_repair:
+            raise StateError(
+                f"{table}: was paused meanwhile, and stays paused", "resume it, and run the repair again"
+            )
         try:
             # Make a batch begin that knows the new state, even if there are no changes.
             writer.mark(changelog_uri(self.pipeline.lake_root))
@@ -131,8 +140,8 @@ class Repair(Verification):
             yield
         finally:
             self.state_db.unlock(name, "replicate")
-            if self._record(table).state is TableState.PAUSED:
-                resume_tables(self.access, [table])
+            if self._record(table).is_paused_by_repair:
+                resume_tables(self.access, [table], reason=REPAIRING)
 
     def _record(self, table: TableName) -> TableRecord:
         record = self.state_db.read_tables(self.pipeline.name).get(table)

@@ -43,7 +43,7 @@ from airflow_provider_pgrepl.replication.source.catalog.relations import find_re
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.preflight.tables import right_problems
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
-from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
+from airflow_provider_pgrepl.replication.state.tables import REPAIRING, TableRecord, TableState
 from airflow_provider_pgrepl.replication.values import lake_schema
 from airflow_provider_pgrepl.trace import trace_of
 
@@ -197,8 +197,10 @@ class RetryResult:
 def pause_tables(access: Access, tables: Iterable[TableName | str], *, reason: str = "") -> None:
     """Set tables to `paused`. Their changes stay in the changelog as long as they are paused.
 
-    A running batch is finished. Paused tables stay paused. `reason` is recorded. Raises ConfigError for names
-    that are not among the pipeline's tables, StateError for tables to which no changes are applied.
+    A running batch is finished. Paused tables stay paused. `reason` is recorded; it replaces the reason of a
+    table that a repair has paused, so that the end of the repair does not resume the table. Raises
+    ConfigError for names that are not among the pipeline's tables, StateError for tables to which no changes
+    are applied.
     """
     refuse_without_lake(
         access.pipeline,
@@ -209,20 +211,28 @@ def pause_tables(access: Access, tables: Iterable[TableName | str], *, reason: s
     name = access.pipeline.name
     with access.state_db("pause") as state_db:
         _check_place(access, state_db)
+
+        def pause(record: TableRecord) -> bool:
+            stays = record.state is _S.PAUSED and (reason == REPAIRING or not record.is_paused_by_repair)
+            return stays or state_db.move(name, record, _S.PAUSED, reason=reason)
+
         change(
             state_db,
             name,
             choose(state_db, name, tables),
             lambda record: _must_be(record, "paused", (*_APPLIED, _S.PAUSED)),
-            lambda record: record.state is _S.PAUSED or state_db.move(name, record, _S.PAUSED, reason=reason),
+            pause,
         )
 
 
-def resume_tables(access: Access, tables: Iterable[TableName | str]) -> dict[TableName, TableState]:
+def resume_tables(
+    access: Access, tables: Iterable[TableName | str], *, reason: str | None = None
+) -> dict[TableName, TableState]:
     """Set paused tables to `catching_up`. Tables to which changes are applied already stay as they are.
 
-    Returns the state that each table has now. Raises ConfigError for names that are not among the pipeline's
-    tables, StateError for tables that cannot be resumed.
+    With `reason`, tables that are paused for another reason stay paused. Returns the state that each table
+    has now. Raises ConfigError for names that are not among the pipeline's tables, StateError for tables that
+    cannot be resumed.
     """
     refuse_without_lake(access.pipeline, "resume", "nothing is applied to tables")
     name = access.pipeline.name
@@ -231,8 +241,9 @@ def resume_tables(access: Access, tables: Iterable[TableName | str]) -> dict[Tab
         _check_place(access, state_db)
 
         def resume(record: TableRecord) -> bool:
-            states[record.table] = record.state if record.state in _APPLIED else _S.CATCHING_UP
-            return record.state in _APPLIED or state_db.move(name, record, _S.CATCHING_UP)
+            stays = record.state in _APPLIED or reason not in (None, record.reason)
+            states[record.table] = record.state if stays else _S.CATCHING_UP
+            return stays or state_db.move(name, record, _S.CATCHING_UP)
 
         change(state_db, name, choose(state_db, name, tables), _not_resumable, resume)
     _wake(access)
