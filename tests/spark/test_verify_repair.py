@@ -15,13 +15,20 @@ import pytest
 from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.replication.app import verify_repair
-from airflow_provider_pgrepl.replication.app.verify_repair import has_version
+from airflow_provider_pgrepl.replication.app.verify_repair import Repair, has_version
+from airflow_provider_pgrepl.replication.app.verify_report import TableReport
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
 from airflow_provider_pgrepl.replication.lake.delta.live_files import COMMIT_METADATA, app_version
-from airflow_provider_pgrepl.replication.lake.delta.table import RELATION_APP, app_id, open_table
+from airflow_provider_pgrepl.replication.lake.delta.table import (
+    EXPORTED_APP,
+    RELATION_APP,
+    app_id,
+    open_table,
+)
 from airflow_provider_pgrepl.replication.lake.files.row_search import FileRows
 from airflow_provider_pgrepl.replication.lake.merge.slice_commit import SliceCommit
 from airflow_provider_pgrepl.replication.lake.verify.repair import TableRepair
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.state.tables import TableState
 from tests.spark.test_verify import Verified
@@ -252,6 +259,45 @@ def test_repair_that_is_killed_is_made_wholly_or_not_at_all(
     assert (code, found["public.t"]["status"]) == (_EQUAL, "repaired" if when == "before" else "equal")
     pipeline.catch_up()
     _check_equal(pipeline, capsys)
+
+
+def test_repair_does_not_add_rows_that_another_process_has_copied_since_the_comparison(
+    spark: SparkSession,
+    dsn: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The copy is as of an earlier snapshot than the repair."""
+    pipeline = _begun(spark, dsn, tmp_path)
+    rows = pipeline.lake_rows("public.t")
+    _damage(pipeline, "public.t", {"id": [7]}, _DAMAGES["missing"][1])
+    repaired, copied = Repair._repaired, []
+
+    def copy_first(repair: Repair, report: TableReport, *arguments: Any) -> TableReport:
+        if not copied:
+            assert report.verified_through is not None
+            copied.append(_copy(pipeline, rows, LSN(report.verified_through - 1)))
+        return repaired(repair, report, *arguments)
+
+    monkeypatch.setattr(Repair, "_repaired", copy_first)
+    code, found = pipeline.verify(capsys, "--repair")
+    assert copied
+    assert (code, found["public.t"]["status"]) == (_EQUAL, "equal"), found
+    assert "the lake table was written by another process" in pipeline.log_tail()
+    pipeline.assert_equal("public.t")
+
+
+def _copy(pipeline: Verified, rows: pa.Table, position: LSN) -> LSN:
+    """Commit these rows as a snapshot does."""
+    record, lake = read_epoch(pipeline.changelog), open_table(pipeline.lake_path("public.t"))
+    before = pipeline.position("public.t")
+    assert before is not None
+    assert before < position
+    marks = {EXPORTED_APP: (app_version(lake, EXPORTED_APP) or 0) + 1}
+    version, app = app_version(lake, RELATION_APP) or 0, app_id(record.pipeline, record.epoch)
+    SliceCommit(lake, app, position, None, version, kind="snapshot", marks=marks).write(rows, "overwrite")
+    return position
 
 
 @pytest.mark.thorough("damaged rows, above; test_resync: rows change while tables are compared")

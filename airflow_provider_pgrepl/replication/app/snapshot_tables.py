@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgrepl.errors import (
+    BusyError,
     LakeTableError,
     PgReplError,
     PrivilegeError,
@@ -118,10 +119,10 @@ class TableSnapshotter:
     ) -> SnapshotResult:
         """Copy these tables, whatever state they are in. A table that cannot be copied is marked errored.
 
-        Raises SnapshotError if a lock was not available in time, or if several snapshots in a row failed. If
-        nothing was copied yet, tables and publication are then restored; otherwise the remaining tables are
-        marked errored. Tables whose copies blocked statements of the source 5 times in a row are marked
-        errored, and TableSnapshotError is raised.
+        Raises BusyError if one is being repaired. Raises SnapshotError if a lock was not available in time,
+        or if several snapshots in a row failed. If nothing was copied yet, tables and publication are then
+        restored; otherwise the remaining tables are marked errored. Tables whose copies blocked statements of
+        the source 5 times in a row are marked errored, and TableSnapshotError is raised.
         """
         with self.copy_states() as states:
             try:
@@ -206,13 +207,15 @@ class TableSnapshotter:
         """Publish the tables, and record that they are being copied. Return them, and those of them that were
         not published.
 
-        Leaves out tables that were removed meanwhile.
+        Leaves out tables that were removed meanwhile. Raises BusyError, before anything is changed, if one is
+        being repaired.
         """
-        # Under this lock: a process that removes a table has either finished before, or sees that it is
-        # copied again.
+        # Under this lock: a process that removes or repairs a table has either begun before, or sees that it
+        # is copied again.
         with self.locked_publication():
             if not (relations := self.staying(relations)):
                 return [], []
+            self._check_not_repaired(relations)
             joined = ownership.publish(relations)
             states.join(relation.table for relation in joined)
             records = self.records()
@@ -224,6 +227,25 @@ class TableSnapshotter:
             # tables that are not in the snapshot.
             states.begin(relations)
         return relations, joined
+
+    def _check_not_repaired(self, relations: Iterable[Relation]) -> None:
+        """Raise BusyError if a repair that runs has paused one of the tables: each would overtake the
+        other's snapshot. A killed repair holds no lock."""
+        records = self.records()
+        paused = [
+            str(relation.table)
+            for relation in relations
+            if (record := records.get(relation.table)) is not None and record.is_paused_by_repair
+        ]
+        if not paused:
+            return
+        try:
+            self.state_db.check_unlocked(self.pipeline.name, "verify")
+        except BusyError as busy:
+            raise BusyError(
+                f"{', '.join(paused)}: not copied, because a repair has not ended ({busy.message})",
+                "run the same command again when the repair has ended",
+            ) from None
 
     def _wait_or_stop(self, states: CopyStates, result: CopyResult, times: int) -> None:
         """Pause, so that blocked statements of the source can run.

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 from deltalake import DeltaTable
@@ -28,7 +28,13 @@ from airflow_provider_pgrepl.replication.lake.apply.merge_scheduler import Catch
 from airflow_provider_pgrepl.replication.lake.apply.table_records import RecordedTables
 from airflow_provider_pgrepl.replication.lake.apply.work_item import BatchEnd
 from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoints
-from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table, read_position
+from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version
+from airflow_provider_pgrepl.replication.lake.delta.table import (
+    EXPORTED_APP,
+    app_id,
+    open_table,
+    read_position,
+)
 from airflow_provider_pgrepl.replication.lake.merge.merge import check_columns
 from airflow_provider_pgrepl.replication.lake.schema_evolution.timeline import read_relations
 from airflow_provider_pgrepl.replication.lake.time_travel.moment import TableVersion
@@ -39,7 +45,7 @@ from airflow_provider_pgrepl.replication.lake.verify.repair import TableRepair, 
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
-from airflow_provider_pgrepl.replication.state.tables import REPAIRING, TableRecord
+from airflow_provider_pgrepl.replication.state.tables import REPAIRING, TableRecord, TableState
 from airflow_provider_pgrepl.replication.values import lake_schema
 
 log = logging.getLogger(__name__)
@@ -78,6 +84,9 @@ def repair_tables(run: Verification, report: VerifyReport) -> None:
 @dataclass
 class Repair(Verification):
     """A verification that compares paused tables at their newest version, and repairs what differs."""
+
+    _compared: tuple[LSN | None, int | None] = field(default=(None, None), init=False)
+    """The position, and the copy, of the lake table that was compared last."""
 
     def repair(self, found: TableReport) -> TableReport:
         """Repair one table that differs, and return its new report. Raises errors that concern all tables."""
@@ -126,7 +135,10 @@ class Repair(Verification):
         """
         name, deadline = self.pipeline.name, selection.Deadline(self.timeout_s)
         since = self.state_db.now()
-        pause_tables(self.access, [table], reason=REPAIRING)
+        # Under this lock: a snapshot that begins to copy the table has set its state before, or sees that it
+        # is repaired.
+        with self.state_db.locked(name, "publication", self.timeout_s):
+            pause_tables(self.access, [table], reason=REPAIRING)
         if not self._record(table).is_paused_by_repair:
             raise StateError(
                 f"{table}: was paused meanwhile, and stays paused", "resume it, and run the repair again"
@@ -174,14 +186,17 @@ class Repair(Verification):
         check_layout(plan.relation, relation, options)
         table = plan.version.open()
         check_columns(table, lake_schema(relation, options), relation)
+        self._compared = self._marks(table)
         if plan.lsn > position:
             raise _past(relation.table, plan.lsn, position)
         return LakeSide(self.session.get(), plan)
 
     def _bring_forward(self, name: TableName, position: LSN) -> None:
-        """Apply the table's changes up to `position`. Raises the error with which the table would stop, and
-        SnapshotError if the table is past the position."""
+        """Apply the table's changes up to `position`. Raises the error with which the table would stop,
+        SnapshotError if the table is past the position, and StateError if it is not paused any more."""
         record = self._record(name)
+        if record.state is not TableState.PAUSED:
+            raise StateError(f"{name}: is {record.state} now, and no longer paused for the repair")
         assert record.relation is not None
         oid, points = record.relation.oid, ConsistentPoints(self.pipeline.lake_root)
         planner = CatchUpPlanner(self.pipeline, self.epoch, RecordedTables(self.pipeline, self.epoch, points))
@@ -222,7 +237,7 @@ class Repair(Verification):
         assert position is not None
         assert report.verified_at is not None
         before = LakeSide(self.session.get(), self._plan_now(relation.table))
-        table = self._opened(before, position)
+        table = self._opened(before)
         missing = pick(comparer.source, comparer.shape, listed.missing)
         extra = pick(before, comparer.shape, listed.extra)
         options = self.pipeline.options(relation.table)
@@ -236,12 +251,16 @@ class Repair(Verification):
         log.warning("table %s: version %d repairs its rows", relation.table, table.version())
         return replace(report, status="repaired", repaired_version=int(table.version()))
 
-    def _opened(self, lake: LakeSide, position: LSN) -> DeltaTable:
+    def _opened(self, lake: LakeSide) -> DeltaTable:
+        """Open the version to repair. Raises SnapshotError if it has other changes, or another copy, than the
+        compared one: the rows that were missing may be in it now."""
         table = lake.plan.version.open()
-        reached = read_position(table, self._app)
-        if reached is None or reached > position:
+        if self._marks(table) != self._compared:
             raise SnapshotError(f"{lake.plan.table}: the lake table was written by another process")
         return table
+
+    def _marks(self, table: DeltaTable) -> tuple[LSN | None, int | None]:
+        return read_position(table, self._app), app_version(table, EXPORTED_APP)
 
 
 def _past(table: TableName, reached: LSN, position: LSN) -> SnapshotError:
