@@ -75,7 +75,7 @@ from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.changelog.own_tables import check_not_nested
 from airflow_provider_pgrepl.replication.drift.bound_rules import BoundRules
 from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version
-from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table
+from airflow_provider_pgrepl.replication.lake.delta.table import app_id, earlier_apps, open_table
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.runtime.compiled_loops import begin_compiling
@@ -567,23 +567,25 @@ def _may_continue(access: Access) -> bool:
 
 
 def _unwritten(pipeline: Pipeline, epoch: EpochRecord | None, records: Records) -> set[TableName]:
-    """Return the tables that an interrupted run left: those that the epoch has not written, and if there are
-    any, those that are being copied. Raises LakeUnavailableError.
+    """Return the tables that an interrupted run left: those that only an earlier epoch has written, and if
+    there are any, those that are being copied. Raises LakeUnavailableError.
 
-    A lake table shows to which epoch it belongs: the first commit of an epoch has that epoch's app ID.
+    A lake table shows to which epoch it belongs: the first commit of an epoch has that epoch's app ID. One
+    that no epoch has written says nothing of a run: its first copy may have failed at any time.
     """
     if epoch is None:
         return set()
-    app = app_id(pipeline.name, epoch.epoch)
+    app, earlier = app_id(pipeline.name, epoch.epoch), earlier_apps(pipeline.name, epoch.epoch)
     known = {
         table: record.state for table, record in records.items() if record.state is not TableState.REMOVED
     }
-    left = {table for table in known if not _has_app(f"{pipeline.lake_root}/{table.path}", app)}
+    left = {table for table in known if _is_left(f"{pipeline.lake_root}/{table.path}", app, earlier)}
     return left and left | {table for table, state in known.items() if state.is_being_copied}
 
 
-def _has_app(uri: str, app: str) -> bool:
+def _is_left(uri: str, app: str, earlier: Collection[str]) -> bool:
     try:
-        return app_version(open_table(uri), app) is not None
+        table = open_table(uri)
     except LakeTableError:
         return False
+    return app_version(table, app) is None and any(app_version(table, one) is not None for one in earlier)
