@@ -70,6 +70,15 @@ def test_a_renamed_table_leaves_the_publication_unless_it_was_taken_under_its_ne
     assert published(kept) == {B, "public.c"}
 
 
+def test_table_that_has_taken_the_name_of_a_removed_one_stays_published(kept):
+    """B streams under the name that A had when it was copied."""
+    execute(kept.dsn, "alter table a rename to a_old", "alter table b rename to a")
+    kept.fail(A)
+    remove_tables(kept.access, [A])
+    assert published(kept) == {A}
+    assert kept.states() == {A: "removed", B: "streaming"}
+
+
 def test_table_dropped_at_source_can_be_removed(kept):
     kept.fail(A)
     execute(kept.dsn, "drop table a")

@@ -135,8 +135,8 @@ def _unpublish(access: Access, state_db: StateDatabase, records: Sequence[TableR
         if reason is not None:
             log.warning("publication %s was not altered: %s", recorded.publication, reason)
             return
-        tables = {record.table for record in records} | _renamed(source, records, others)
-        left = drop_tables(source, recorded.publication, tables, access.pipeline.lock_timeout_s)
+        leaving = _names(source, records, others)
+        left = drop_tables(source, recorded.publication, leaving, access.pipeline.lock_timeout_s)
     for table in left:
         log.info("table %s is no longer in publication %s", table, recorded.publication)
 
@@ -149,13 +149,18 @@ def _publication_oid(access: Access) -> int | None:
         return None
 
 
-def _renamed(
+def _names(
     source: Connection, records: Iterable[TableRecord], others: Sequence[TableRecord]
 ) -> set[TableName]:
-    """Return the present names of these tables, without names that other tables of the pipeline have now."""
-    oids = {record.relation.oid for record in records if record.relation is not None}
-    oids -= {record.relation.oid for record in others if record.relation is not None}
-    return table_names(source, oids) - {record.table for record in others}
+    """Return the recorded and the present names of these tables, without names that other tables of the
+    pipeline have now: after renames, the recorded name of one can be the present name of another."""
+    oids, staying = _oids(records), _oids(others)
+    renamed = table_names(source, oids - staying) - {record.table for record in others}
+    return ({record.table for record in records} | renamed) - table_names(source, staying)
+
+
+def _oids(records: Iterable[TableRecord]) -> set[int]:
+    return {record.relation.oid for record in records if record.relation is not None}
 
 
 def _drop(
