@@ -503,7 +503,9 @@ def resnapshot(access: Access, tables: Collection[TableName], *, compares: bool 
     if not wanted:
         raise ConfigError("no table was named", "name at least one, as public.orders")
     if compares:
-        refuse_without_lake(access.pipeline, "resync", "leave resync out: pgrepl snapshot FILE.json --tables")
+        refuse_without_lake(
+            access.pipeline, "resync", "leave resync out: pgrepl snapshot FILE.json --tables NAME"
+        )
     with opened(access) as run:
         run.snapshotter.compares = compares
         run.check_has_begun("--tables")
