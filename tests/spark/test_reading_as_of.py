@@ -17,8 +17,11 @@ from airflow_provider_pgrepl.replication.lake.time_travel.views import create_vi
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.server import wal_lsn
 from tests.integration.test_reading_as_of import SCHEMA, TABLES, Source, plain, rows_of
+from tests.support.changes import column
 from tests.support.in_process import InProcess
 from tests.support.landed import Landed
+from tests.support.model import Change
+from tests.support.unserved import UnservedLake, numbered
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -176,3 +179,27 @@ def test_a_moment_between_the_copy_and_the_first_batch_can_be_read_for_as_long_a
     assert replicated.run("replicate", "--until", "caught-up") == 0, replicated.log_tail()
     seen = {lsn: arrow_as_of(replicated.pipeline, "public.t", lsn=lsn) for lsn in (beginning.lsn, between)}
     assert [table["v"].to_pylist() for table in seen.values()] == [["a"], ["b"]]
+
+
+@pytest.mark.parametrize(("was", "now"), [("soft", "hard"), ("hard", "soft")])
+@pytest.mark.thorough("the same test, of soft deletes", "hard-soft")
+def test_spark_reads_a_version_by_the_columns_that_it_has(
+    spark: SparkSession, tmp_path: Path, was: str, now: str
+) -> None:
+    lake = UnservedLake(tmp_path, numbered(column("id", "bigint", key=True), column("v")), deletes=was)
+    lake.apply(*(Change("I", new=(number, "a"), commit_lsn=110) for number in "123"))
+    lake.apply(Change("D", old=("1", None), commit_lsn=120))
+    lake.receive(
+        Change("D", old=("2", None), commit_lsn=130),
+        Change("U", new=("3", "b"), commit_lsn=140),
+        Change("T", new=("0",), commit_lsn=150),
+        Change("I", new=("1", "c"), commit_lsn=160),
+    )
+    lake.configure(deletes=now)
+    for lsn, count in ((125, 1), (145, 2), (150, 3), (160, 2)):
+        found = as_of(spark, lake.pipeline, lsn=lsn).table("public.t").toArrow()
+        same = lake.read(lsn)
+        assert found.column_names == same.column_names
+        assert sorted(map(repr, found.to_pylist())) == sorted(map(repr, same.to_pylist()))
+        if was == "soft":
+            assert found["_pgrepl_deleted"].to_pylist().count(True) == count

@@ -7,7 +7,7 @@ values as text in its log, and some readers take an empty value for NULL. So an 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -266,14 +266,20 @@ def typed_columns(relation: Relation, options: TableOptions) -> tuple[TypedColum
 
     Raises ConfigError for a lake type that does not fit its column.
     """
-    published = [(column, index) for index, column in enumerate(relation.columns)]
-    others = [(column, None) for column in (*relation.unpublished, *relation.dropped)]
     typed = (
         typed_column(column, relation.table, options, index)
-        for column, index in (*published, *others)
-        if column.attnum not in relation.ignored and not options.column(column.name).excluded
+        for column, index in stored_columns(relation, options)
     )
     return tuple(sorted(typed, key=lambda typed: typed.column.attnum))
+
+
+def stored_columns(relation: Relation, options: TableOptions) -> Iterator[tuple[Column, int | None]]:
+    """Yield the columns of a relation that the lake table has, each with its index as in TypedColumn."""
+    published = [(column, index) for index, column in enumerate(relation.columns)]
+    others = [(column, None) for column in (*relation.unpublished, *relation.dropped)]
+    for column, index in (*published, *others):
+        if column.attnum not in relation.ignored and not options.column(column.name).excluded:
+            yield column, index
 
 
 def copied_part(relation: Relation, options: TableOptions) -> Relation:
@@ -315,6 +321,23 @@ def lake_schema(relation: Relation, options: TableOptions) -> pa.Schema:
             "rename one, or leave it out with exclude_columns",
         )
     return pa.schema(fields)
+
+
+def held_options(relation: Relation, options: TableOptions, held: Collection[str]) -> TableOptions:
+    """Return the settings by which a lake table for `relation` got the columns with the names `held`.
+
+    Whether deletes are soft, and which bookkeeping columns there are, follows from the columns: `options`
+    may have changed since the table was copied. The other settings are those in `options`.
+    """
+    own = set(held) - {column.name for column, _ in stored_columns(relation, options)}
+    policy = replace(
+        options.policy,
+        deletes="soft" if DELETED in own else "hard",
+        partition_by=options.policy.partition_by if PARTITION in own else None,
+    )
+    return replace(
+        options, policy=policy, commit_lsn_column=COMMIT_LSN in own, commit_ts_column=COMMIT_TS in own
+    )
 
 
 def option_problems(relation: Relation, options: TableOptions) -> Iterator[str]:

@@ -137,9 +137,7 @@ def _bytes_before(changes: pa.Table) -> Ints:
 
 def check_columns(table: DeltaTable, wanted: pa.Schema, relation: Relation) -> None:
     """Raise LakeChangedError if the lake table has other columns or partitions than the pipeline gives it."""
-    found = {field.name: field.type for field in table.schema().fields}
-    expected = {field.name: field.type for field in Schema.from_arrow(wanted).fields}
-    unlike = [name for name in {**expected, **found} if expected.get(name) != found.get(name)]
+    unlike = unlike_columns(table, wanted)
     if unlike:
         names = ", ".join(map(quote_identifier, unlike))
         raise LakeChangedError(
@@ -150,6 +148,13 @@ def check_columns(table: DeltaTable, wanted: pa.Schema, relation: Relation) -> N
             f"{relation.table}: the lake table has other partition columns than partition_by",
             errors.resnapshot(relation.table),
         )
+
+
+def unlike_columns(table: DeltaTable, wanted: pa.Schema) -> list[str]:
+    """Return the names of the columns that only one of the two has, or that have another Delta type."""
+    found = {field.name: field.type for field in table.schema().fields}
+    expected = {field.name: field.type for field in Schema.from_arrow(wanted).fields}
+    return [name for name in {**expected, **found} if expected.get(name) != found.get(name)]
 
 
 def _make(part: pa.Table, relation: Relation, options: TableOptions, commit: SliceCommit) -> None:

@@ -9,7 +9,7 @@ in the version).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -33,15 +33,13 @@ from airflow_provider_pgrepl.replication.lake.schema_evolution.timeline import r
 from airflow_provider_pgrepl.replication.lake.schema_evolution.translation import evolved, is_same_layout
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
-from airflow_provider_pgrepl.replication.settings.tables import PARTITION, TableOptions
+from airflow_provider_pgrepl.replication.settings.tables import TableOptions
 from airflow_provider_pgrepl.replication.storage import open_storage
 from airflow_provider_pgrepl.replication.values import (
     COMMIT_LSN,
     COMMIT_TS,
     DELETED,
-    Partitioning,
     lake_schema,
-    partitioning,
     typed_column,
 )
 
@@ -288,15 +286,6 @@ class Overlay:
         return [column.name for column in self.relation.key_columns]
 
     @property
-    def _partitions(self) -> Partitioning | None:
-        return partitioning(self.relation, self.options)
-
-    def fits(self, names: Collection[str]) -> bool:
-        """Return True if a version with these columns needs no conversion. A version from before a resnapshot
-        with other settings may lack the partition column."""
-        return not self.evolves and set(self.schema.names) <= set(names)
-
-    @property
     def evolves(self) -> bool:
         """Return True if the version must be converted to another relation before the changes are applied."""
         return not (
@@ -309,9 +298,6 @@ class Overlay:
         ValueRangeError."""
         if self.evolves:
             version = evolved(version, self.before, self.relation, self.options)
-        if self._partitions is not None and PARTITION not in version.column_names:
-            values = version[self._partitions.typed.name]
-            version = version.append_column(PARTITION, self._partitions.texts(values))
         # In the lake table, a column that was added later is the last one.
         return version.select(self.schema.names).cast(self.schema)
 

@@ -29,6 +29,7 @@ from airflow_provider_pgrepl.replication.lake.delta.table import (
 )
 from airflow_provider_pgrepl.replication.lake.history.table import aligned, is_history
 from airflow_provider_pgrepl.replication.lake.history.versions import ended_rows
+from airflow_provider_pgrepl.replication.lake.merge.merge import unlike_columns
 from airflow_provider_pgrepl.replication.lake.schema_evolution.timeline import (
     RelationTimeline,
     read_relations,
@@ -43,10 +44,16 @@ from airflow_provider_pgrepl.replication.lake.time_travel.moment import (
 from airflow_provider_pgrepl.replication.lake.time_travel.overlay import Overlay
 from airflow_provider_pgrepl.replication.lake.time_travel.verification import Unverified, find_unverified
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.names import TableName, show_identifier
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
-from airflow_provider_pgrepl.replication.values import lake_schema, typed_columns
+from airflow_provider_pgrepl.replication.settings.tables import TableOptions
+from airflow_provider_pgrepl.replication.values import (
+    held_options,
+    lake_schema,
+    stored_columns,
+    typed_columns,
+)
 
 _START = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -262,7 +269,7 @@ class Planner:
         self._check_kept(base)
         if built is None:
             raise no_relation(name)
-        relation, overlays = self._overlays(built, base.lsn)
+        relation, overlays = self._overlays(base, built)
         self._check_successors(relation, base.lsn)
         if not base.sure and not self._is_member_later(relation):
             raise self._not_held(name)
@@ -284,8 +291,26 @@ class Planner:
         held = pa.schema(base.opened.schema().to_arrow())
         if relation is None:
             return held
-        names = lake_schema(relation, self._pipeline.options(relation.table)).names
-        return pa.schema([held.field(name) for name in names]) if set(names) == set(held.names) else held
+        options = self._pipeline.options(relation.table)
+        attnums = {column.name: column.attnum for column, _ in stored_columns(relation, options)}
+        # The bookkeeping columns come last, in their order.
+        last = max(attnums.values(), default=0) + 1
+        return pa.schema(sorted(held, key=lambda field: attnums.get(field.name, last)))
+
+    def _options(self, base: Base, built: Relation) -> TableOptions:
+        """Return the settings for the version, which may have been copied before today's were made."""
+        return held_options(built, self._pipeline.options(built.table), base.opened.schema().to_arrow().names)
+
+    def _check_columns(self, base: Base, built: Relation, options: TableOptions) -> None:
+        unlike = unlike_columns(base.opened, lake_schema(built, options))
+        if unlike:
+            names = ", ".join(map(show_identifier, unlike))
+            raise LakeError(
+                f"{base.name} cannot be read as of {self._moment.lsn}: the pipeline file gives other columns"
+                f" than its lake table has at {base.lsn}: {names}",
+                "give the pipeline file with which it was copied, or read it at a consistent point; to apply"
+                f" settings such as types and exclude_columns, {errors.resnapshot(base.name)}",
+            )
 
     def _check_kept(self, base: Base) -> None:
         if base.lsn < self._moment.floor_lsn:
@@ -296,14 +321,15 @@ class Planner:
                 " how long changes are kept",
             )
 
-    def _overlays(self, built: Relation, above: LSN) -> tuple[Relation, tuple[Overlay, ...]]:
+    def _overlays(self, base: Base, built: Relation) -> tuple[Relation, tuple[Overlay, ...]]:
         """Return the relation at the point in time, and the overlays up to it, without reading values of
         rows. Raises the errors that stop a table: DriftError, LakeError for a gap, LakeTableError for a
-        TRUNCATE that the settings reject."""
-        files = self._kept.files(built.oid, above, self._moment.lsn)
-        rows = self._kept.rows(files, built.oid, above, self._moment.lsn)
+        TRUNCATE that the settings reject. Also raises LakeError if the version has other columns than the
+        settings give it."""
+        files = self._kept.files(built.oid, base.lsn, self._moment.lsn)
+        rows = self._kept.rows(files, built.oid, base.lsn, self._moment.lsn)
         self._check_gaps(built.table, rows)
-        options = self._pipeline.options(built.table)
+        options = self._options(base, built)
         timeline = relation_timeline(built, rows, partial(self._kept.find_record, built.oid), options)
         if timeline.stop:
             lsn, error = timeline.stop
@@ -311,14 +337,22 @@ class Planner:
                 f"{built.table} cannot be read as of {self._moment.lsn}: {error.message}, found at {lsn}",
                 f"read it before {lsn}, or after it was resnapshotted",
             )
-        self._check_truncates(built.table, rows)
+        self._check_truncates(built.table, rows, options)
         paths = tuple(file.path for file in files)
-        return timeline.relation, tuple(self._spans(timeline, rows, built, paths, above))
+        overlays = tuple(self._spans(timeline, rows, base, options, paths))
+        if overlays:
+            self._check_columns(base, built, options)
+        return timeline.relation, overlays
 
     def _spans(
-        self, timeline: RelationTimeline, rows: pa.Table, before: Relation, paths: tuple[str, ...], above: LSN
+        self,
+        timeline: RelationTimeline,
+        rows: pa.Table,
+        base: Base,
+        options: TableOptions,
+        paths: tuple[str, ...],
     ) -> Iterator[Overlay]:
-        start = 0
+        start, above, before = 0, base.lsn, timeline.spans[0].begins
         for span in timeline.spans:
             heads = rows.slice(start, len(span.rows))
             start += len(heads)
@@ -327,7 +361,7 @@ class Planner:
                 changelog=self._kept.uri,
                 paths=paths,
                 relation=span.begins,
-                options=self._pipeline.options(span.begins.table),
+                options=options,
                 above=above,
                 upto=LSN(heads["commit_lsn"][-1].as_py()) if len(heads) else above,
                 before=before,
@@ -354,9 +388,9 @@ class Planner:
                 f"read it before {lsn}, or after it was resnapshotted",
             )
 
-    def _check_truncates(self, table: TableName, rows: pa.Table) -> None:
+    def _check_truncates(self, table: TableName, rows: pa.Table, options: TableOptions) -> None:
         truncates = rows.filter(pc.equal(rows["op"], "T"))
-        if truncates.num_rows and self._pipeline.options(table).policy.truncate == "error":
+        if truncates.num_rows and options.policy.truncate == "error":
             first = LSN(truncates["commit_lsn"][0].as_py())
             raise LakeTableError(
                 f"{table} was truncated at {first}, and its policy is that TRUNCATE stops it",

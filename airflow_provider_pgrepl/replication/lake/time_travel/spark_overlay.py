@@ -284,10 +284,10 @@ def frame_of(plan: TablePlan, spark: SparkSession) -> DataFrame:
 
 
 def _lay_over(version: DataFrame, overlay: Overlay) -> DataFrame:
-    if overlay.fits(version.columns):
-        version = version.select(*map(quoted, overlay.schema.names))
-    else:
+    if overlay.evolves:
         version = version.mapInArrow(reaching_store(_each(overlay.evolved)), spark_schema(overlay.schema))
+    else:
+        version = version.select(*map(quoted, overlay.schema.names))
     if not overlay.count:
         return version
     if overlay.key_names:
