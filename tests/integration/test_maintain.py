@@ -16,11 +16,18 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 
 from airflow_provider_pgrepl.__main__ import main
-from airflow_provider_pgrepl.errors import ConfigError, LakeTableError, NoChangelogError, PgReplError
+from airflow_provider_pgrepl.errors import (
+    BusyError,
+    ConfigError,
+    LakeTableError,
+    NoChangelogError,
+    PgReplError,
+)
 from airflow_provider_pgrepl.replication.app import needed_changes
 from airflow_provider_pgrepl.replication.app.operations import maintain as operation
 from airflow_provider_pgrepl.replication.app.operations.maintain import MaintenanceReport, maintain
-from airflow_provider_pgrepl.replication.app.operations.tables import retry_tables
+from airflow_provider_pgrepl.replication.app.operations.tables import remove_tables, retry_tables
+from airflow_provider_pgrepl.replication.app.operations.teardown import teardown
 from airflow_provider_pgrepl.replication.changelog import maintenance as retention
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import (
@@ -117,6 +124,23 @@ def test_without_the_app_all_is_done(kept: Kept) -> None:
     execute(kept.dsn, "update a set v = 'after' where id = 1")
     kept.bring_forward(A)
     assert rows_of(kept, A) == found | {1: "after"}
+
+
+def test_no_table_is_dropped_and_no_second_maintenance_begins_meanwhile(kept: Kept) -> None:
+    others: tuple[Callable[[], object], ...] = (
+        lambda: run(kept),
+        lambda: remove_tables(kept.access, [A], drop_lake_tables=True, timeout_s=0),
+        lambda: teardown(kept.access, drop_lake=True, timeout_s=0),
+    )
+
+    def meanwhile(_: object) -> None:
+        for other in others:
+            with pytest.raises(BusyError, match=r"at it already \(maintain\): pgrepl maintain"):
+                other()
+
+    assert len(run(kept, A, on_table=meanwhile).tables) == 1
+    remove_tables(kept.access, [A], drop_lake_tables=True)
+    assert not Path(kept.lake_path(A)).exists()
 
 
 @pytest.mark.thorough("test_without_the_app_all_is_done")

@@ -192,6 +192,22 @@ def test_a_table_that_is_being_copied_is_not_removed_under_the_copy(kept):
     assert kept.states()[A] == "removed"
 
 
+@pytest.mark.parametrize("purpose", ["maintain", "verify"])
+@pytest.mark.thorough("the same test, of maintain", "verify")
+def test_no_lake_table_is_dropped_that_is_compacted_or_repaired_meanwhile(kept, purpose):
+    """A commit into a dropped folder would keep the table from being added again."""
+    with kept.access.state_db(purpose) as other:
+        other.lock(kept.pipeline.name, purpose)
+        with pytest.raises(BusyError, match=rf"at it already \({purpose}\): pgrepl {purpose}"):
+            remove_tables(kept.access, [A], drop_lake_tables=True, timeout_s=0.2)
+        assert kept.states()[A] == "streaming"
+        remove_tables(kept.access, [A])
+        assert kept.states()[A] == "removed"
+        assert place(kept, A).exists()
+    remove_tables(kept.access, [A], drop_lake_tables=True)
+    assert not place(kept, A).exists()
+
+
 def test_a_lake_that_cannot_be_told_to_be_ours_drops_nothing(kept):
     nowhere = replace(kept.access, pipeline=replace(kept.pipeline, lake=f"{kept.pipeline.lake_root}/none"))
     with pytest.raises(Exception, match="no changelog"):

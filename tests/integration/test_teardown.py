@@ -419,8 +419,8 @@ def test_a_publication_that_was_only_used_stays(dsn, tmp_path):
     assert left(kept) == {"publications": ["theirs"]}
 
 
-@pytest.mark.parametrize("purpose", ["replicate", "snapshot", "publish events"])
-@pytest.mark.thorough("the same test, of replicate", "snapshot", "publish events")
+@pytest.mark.parametrize("purpose", ["replicate", "snapshot", "publish events", "maintain"])
+@pytest.mark.thorough("the same test, of replicate", "snapshot", "publish events", "maintain")
 def test_an_app_that_runs_is_named_and_nothing_is_dropped_under_it(kept, purpose):
     before = left(kept)
     with kept.access.state_db(purpose) as app:
@@ -431,6 +431,23 @@ def test_an_app_that_runs_is_named_and_nothing_is_dropped_under_it(kept, purpose
         assert left(kept) == before
     teardown(kept.access)
     assert left(kept) == {}
+
+
+def test_nothing_that_commits_to_the_lake_begins_during_a_teardown(kept, monkeypatch):
+    busy = []
+
+    def look(*_):
+        with kept.access.state_db("look") as state_db:
+            for purpose in ("replicate", "snapshot", "verify", "maintain"):
+                with pytest.raises(BusyError):
+                    state_db.lock(kept.pipeline.name, purpose)
+                busy.append(purpose)
+        end()
+
+    monkeypatch.setattr(writer, "mark_torn_down", look)
+    with pytest.raises(EndedError):
+        teardown(kept.access)
+    assert len(busy) == 4
 
 
 def test_a_slot_that_is_read_is_waited_for(kept):

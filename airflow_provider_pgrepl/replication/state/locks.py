@@ -26,7 +26,8 @@ from airflow_provider_pgrepl.replication.state.actor import started_by_environme
 from airflow_provider_pgrepl.replication.state.connection import StateConnection, state_errors
 
 Purpose = str
-"""`replicate`, `snapshot`, `publication` (tables join or leave it), or `publish` and the publisher's name."""
+"""`replicate`, `snapshot`, `verify`, `maintain`, `publication` (tables join or leave it, or are paused for a
+repair), or `publish` and the publisher's name."""
 
 _MAX_NAME = 63
 _POLL_S = 0.1

@@ -1,8 +1,9 @@
 """Maintenance on request: the steps of the replication app, repeated until nothing is left to do.
 
-It may run while that app runs, and holds no lock. Then it leaves the changelog's hours and files to the app,
-because only the app knows up to which position they have been read. It also leaves the files and log entries
-of lake tables to the app, because only the app knows which versions its next consistent point may name.
+It may run while that app runs. Then it leaves the changelog's hours and files to the app, because only the
+app knows up to which position they have been read. It also leaves the files and log entries of lake tables to
+the app, because only the app knows which versions its next consistent point may name. It holds a lock of its
+own, because no lake table may be dropped while it is compacted.
 """
 
 from __future__ import annotations
@@ -179,7 +180,8 @@ def maintain(
     That is old consistent points, expired changelog hours, files and log entries. Ends between two commits
     when `wait` returns True. An error of one table or one path is in the result. Raises ConfigError for
     unknown tables, StateError, SourceConnectionError, NoChangelogError, LakeError if the lake is another
-    pipeline's or is missing.
+    pipeline's or is missing. Raises BusyError, which names the holder, while another maintenance of the
+    pipeline runs, or its lake tables are being dropped.
 
     :param limit_s: seconds after which no further compaction begins
     :param on_table: called with the result of each table
@@ -187,6 +189,7 @@ def maintain(
     with access.state_db("maintain") as state_db:
         evidence.check(access.pipeline, state_db, access.dsn, needs_source=False)
         named, name = list(tables), access.pipeline.name
+        state_db.lock(name, "maintain")
         if named:
             refuse_without_lake(access.pipeline, "--tables", "leave it out: the changelog is maintained")
         records = choose(state_db, name, named) if named else list(recorded(state_db, name).values())

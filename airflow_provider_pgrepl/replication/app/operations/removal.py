@@ -39,7 +39,8 @@ def remove_tables(
 
     Raises ConfigError for names that are not among the pipeline's tables, and for the last tables of the
     pipeline. Raises BusyError, so that a later run may succeed, if a process copies or applies the tables for
-    longer than `timeout_s` seconds or holds a lock at the source. Raises LakeError for a lake table that the
+    longer than `timeout_s` seconds or holds a lock at the source; with `drop_lake_tables` also if a
+    verification or maintenance runs for longer. Raises LakeError for a lake table that the
     pipeline has not written; PrivilegeError.
     """
     name = access.pipeline.name
@@ -51,6 +52,10 @@ def remove_tables(
         if drop_lake_tables or _being_copied(records):
             selection.lock(state_db, name, "snapshot", deadline)
         if drop_lake_tables:
+            # A repair or a compaction would commit its next version into the dropped folder, which could then
+            # neither be dropped nor be replaced by a copy.
+            for purpose in ("verify", "maintain"):
+                selection.lock(state_db, name, purpose, deadline)
             check_no_foreign_receiver(state_db, access.pipeline)
         # A snapshot that copies a table again waits for this lock, or has set the state before the states are
         # read.

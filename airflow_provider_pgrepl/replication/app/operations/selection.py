@@ -173,11 +173,12 @@ def wait_until_unlocked(
 
 
 def lock_all(state_db: StateDatabase, pipeline: str, deadline: Deadline) -> None:
-    """Take the pipeline's locks for every purpose: those of its apps, and of each publisher that runs.
+    """Take the pipeline's locks for every purpose: those of its apps, of maintenance, and of each publisher
+    that runs.
 
     Raises BusyError, which names a holder, after the deadline.
     """
-    for purpose in ("replicate", "snapshot"):
+    for purpose in ("replicate", "snapshot", "verify", "maintain"):
         lock(state_db, pipeline, purpose, deadline)
     # A publisher that starts at the same time finds its pipeline gone, or holds a lock when this looks again.
     while held := state_db.held_by_others(pipeline):

@@ -68,9 +68,10 @@ def teardown(
     """Drop the pipeline's slot, publication, event trigger, temporary slots and records.
 
     With `drop_lake` also its lake tables and changelog. Objects that the pipeline did not create are kept.
-    Running processes are not ended: while an app holds the pipeline's locks, or the slot is being read, this
-    waits, for `timeout_s` seconds at most. The records are deleted last, so that an interrupted teardown can
-    be repeated; objects that no longer exist are skipped. With `dry_run`, nothing is changed.
+    Running processes are not ended: while an app or maintenance holds the pipeline's locks, or the slot is
+    being read, this waits, for `timeout_s` seconds at most. The records are deleted last, so that an
+    interrupted teardown can be repeated; objects that no longer exist are skipped. With `dry_run`, nothing is
+    changed.
 
     Raises BusyError (run it again), SourceConnectionError, PrivilegeError. Before anything is dropped, raises
     what `ownership.differences` finds: StateError, RewoundError, ConfigError or LakeError for another source,
