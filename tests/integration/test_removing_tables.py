@@ -274,5 +274,6 @@ def taking(kept: Kept) -> Iterator[TableSnapshotter]:
     def spark() -> Any:
         raise AssertionError("nothing is copied")
 
+    out = frozenset(TableName.parse(table) for table, state in kept.states().items() if state == "removed")
     with kept.access.state_db("snapshot") as state_db, kept.source() as source:
-        yield TableSnapshotter(kept.access, source, state_db, spark)
+        yield TableSnapshotter(kept.access, source, state_db, spark, out=out)
