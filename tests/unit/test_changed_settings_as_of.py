@@ -140,3 +140,26 @@ def test_a_version_without_partitions_gets_none_from_the_file(tmp_path: Path) ->
     lake.configure(per_table={"public.t": {"partition_by": "added_later"}})
     assert lake.read(120).num_rows == 2
     assert lake.read(140).num_rows == 2
+
+
+DATED = numbered(column("id", "bigint", key=True), column("at", "date"), column("r"))
+
+
+def by(rule: str | None) -> dict[str, Any]:
+    return {"per_table": {"public.t": {"partition_by": rule}}}
+
+
+def partitions(found: pa.Table) -> dict[int, str | None]:
+    return dict(zip(found["id"].to_pylist(), found["_pgrepl_partition"].to_pylist(), strict=True))
+
+
+@pytest.mark.parametrize("now", ["year(at)", "r", None])
+def test_new_rows_are_in_partitions_of_the_rule_by_which_the_version_was_copied(
+    tmp_path: Path, now: str | None
+) -> None:
+    lake = UnservedLake(tmp_path, DATED, **by("month(at)"))
+    lake.apply(Change("T", new=("0",), commit_lsn=105), insert(110, "1", "2026-01-05", "a"))
+    lake.receive(insert(120, "2", "2026-03-05", "b"))
+    lake.configure(**by(now))
+    assert partitions(lake.read(110)) == {1: "2026-01"}
+    assert partitions(lake.read(120)) == {1: "2026-01", 2: "2026-03"}

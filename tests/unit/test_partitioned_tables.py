@@ -395,3 +395,12 @@ def test_maintenance_takes_what_nobody_needs_also_of_folders_that_deltalake_made
     assert gone == 2 * len(files_by_partition(lake.uri))
     assert [path.name for path in Path(lake.uri).iterdir() if path.is_dir()] == ["_delta_log"]
     assert lake.rows() == {n: (p, "newer") for n, p, _ in rows}
+
+
+def test_a_table_with_partitions_of_another_rule_is_not_written(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, "auto")
+    lake.apply(Change("I", new=("1", "a", "b"), commit_lsn=10))
+    lake.options = Lake(tmp_path / "other", "auto", partition_by="v").options
+    with pytest.raises(LakeChangedError, match="other partitions than partition_by gives it"):
+        lake.apply(Change("I", new=("2", "a", "b"), commit_lsn=20))
+    assert lake.rows() == {1: ("a", "b")}

@@ -7,7 +7,7 @@ values as text in its log, and some readers take an empty value for NULL. So an 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -38,6 +38,8 @@ Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
 COMMIT_LSN = "_pgrepl_commit_lsn"
 COMMIT_TS = "_pgrepl_commit_ts"
 DELETED = "_pgrepl_deleted"
+PARTITION_RULE = "pgrepl.partition_by"
+"""The key in the metadata of the partition column whose value is the `partition_by` of the copy."""
 RESERVED = f"column {PARTITION} has the name of one that the lake uses itself"
 
 
@@ -312,7 +314,8 @@ def lake_schema(relation: Relation, options: TableOptions) -> pa.Schema:
     if options.commit_ts_column:
         fields.append(pa.field(COMMIT_TS, pa.timestamp("us", "UTC")))
     if partitioning(relation, options) is not None:
-        fields.append(pa.field(PARTITION, pa.string()))
+        rule = {PARTITION_RULE: str(options.policy.partition)}
+        fields.append(pa.field(PARTITION, pa.string(), metadata=rule))
     counts = Counter(field.name.casefold() for field in fields)
     doubles = [one_line(f'"{field.name}"') for field in fields if counts[field.name.casefold()] > 1]
     if doubles:
@@ -323,17 +326,31 @@ def lake_schema(relation: Relation, options: TableOptions) -> pa.Schema:
     return pa.schema(fields)
 
 
-def held_options(relation: Relation, options: TableOptions, held: Collection[str]) -> TableOptions:
-    """Return the settings by which a lake table for `relation` got the columns with the names `held`.
+def partition_rule(schema: pa.Schema) -> str | None:
+    """Return the `partition_by` of the copy of a lake table with these columns.
 
-    Whether deletes are soft, and which bookkeeping columns there are, follows from the columns: `options`
-    may have changed since the table was copied. The other settings are those in `options`.
+    Returns None if it is not partitioned, or was copied by an earlier version of this package, which did not
+    record it.
     """
-    own = set(held) - {column.name for column, _ in stored_columns(relation, options)}
+    if PARTITION not in schema.names:
+        return None
+    rule = (schema.field(PARTITION).metadata or {}).get(PARTITION_RULE.encode())
+    return None if rule is None else rule.decode()
+
+
+def held_options(relation: Relation, options: TableOptions, held: pa.Schema) -> TableOptions:
+    """Return the settings by which a lake table for `relation` got the columns `held`.
+
+    Whether deletes are soft, which bookkeeping columns there are, and how the table is partitioned, follows
+    from the columns: `options` may have changed since the table was copied. The other settings are those in
+    `options`.
+    """
+    own = set(held.names) - {column.name for column, _ in stored_columns(relation, options)}
+    rule = partition_rule(held) or options.policy.partition_by
     policy = replace(
         options.policy,
         deletes="soft" if DELETED in own else "hard",
-        partition_by=options.policy.partition_by if PARTITION in own else None,
+        partition_by=rule if PARTITION in own else None,
     )
     return replace(
         options, policy=policy, commit_lsn_column=COMMIT_LSN in own, commit_ts_column=COMMIT_TS in own

@@ -443,7 +443,7 @@ def _has_timestamp_without_tz(lake_type: pa.DataType) -> bool:
 def commented(schema: pa.Schema, comments: Mapping[str, str]) -> pa.Schema:
     """Return the schema with comments of its columns, in the form that deltalake stores in the metadata."""
     about = {name: {_COMMENT: comment} for name, comment in comments.items()}
-    return pa.schema([field.with_metadata(about.get(field.name)) for field in schema])
+    return pa.schema([field.with_metadata(about.get(field.name, field.metadata)) for field in schema])
 
 
 def commit_comments(table: DeltaTable, app: str, position: LSN, comments: Comments) -> None:

@@ -38,7 +38,7 @@ from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import quote_identifier
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.settings.tables import TableOptions
-from airflow_provider_pgrepl.replication.values import lake_schema, typed_column
+from airflow_provider_pgrepl.replication.values import lake_schema, partition_rule, typed_column
 
 
 @dataclass(frozen=True)
@@ -143,9 +143,11 @@ def check_columns(table: DeltaTable, wanted: pa.Schema, relation: Relation) -> N
         raise LakeChangedError(
             f"{relation.table}: the lake table has other columns than this pipeline gives it: {names}"
         )
-    if table.metadata().partition_columns != partition_columns(wanted):
+    rule = partition_rule(pa.schema(table.schema().to_arrow()))
+    is_other_rule = rule is not None and rule != partition_rule(wanted)
+    if is_other_rule or table.metadata().partition_columns != partition_columns(wanted):
         raise LakeChangedError(
-            f"{relation.table}: the lake table has other partition columns than partition_by",
+            f"{relation.table}: the lake table has other partitions than partition_by gives it",
             errors.resnapshot(relation.table),
         )
 

@@ -299,7 +299,8 @@ class Planner:
 
     def _options(self, base: Base, built: Relation) -> TableOptions:
         """Return the settings for the version, which may have been copied before today's were made."""
-        return held_options(built, self._pipeline.options(built.table), base.opened.schema().to_arrow().names)
+        held = pa.schema(base.opened.schema().to_arrow())
+        return held_options(built, self._pipeline.options(built.table), held)
 
     def _check_columns(self, base: Base, built: Relation, options: TableOptions) -> None:
         unlike = unlike_columns(base.opened, lake_schema(built, options))
