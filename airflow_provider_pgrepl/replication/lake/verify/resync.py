@@ -22,7 +22,6 @@ from airflow_provider_pgrepl.errors import (
     LakeTableError,
     LakeUnavailableError,
     OvertakenError,
-    PgReplError,
 )
 from airflow_provider_pgrepl.replication.lake.delta.commit import VersionTakenError, written_bytes
 from airflow_provider_pgrepl.replication.lake.delta.live_files import check_files, settle_log
@@ -55,7 +54,6 @@ from airflow_provider_pgrepl.replication.lake.verify.repair import (
 from airflow_provider_pgrepl.replication.lake.verify.source_side import SourceSide
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
-from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.values import lake_schema
 
 log = logging.getLogger(__name__)
@@ -168,27 +166,10 @@ class Resync(SnapshotCopy):
         check_files(table)
         check_ours(table, self._app, earlier_apps(name, epoch), self._position)
         check_columns(table, lake_schema(relation, self._pipeline.options(relation.table)), relation)
-        self._check_partitions(relation.table)
         check_supported(table)
         if (writers := read_writers(uri, int(table.version()))).foreign:
             raise LakeTableError(f"another program has written it (versions {writers.versions})")
         return table
-
-    def _check_partitions(self, name: TableName) -> None:
-        """Raise LakeTableError if rows may be in other partitions than those of the pipeline file.
-
-        The column with the partitions has the same name and type for every `partition_by`.
-        """
-        wanted = self._pipeline.options(name).policy.partition
-        if wanted is None:
-            return
-        record = self._state_db.read_tables(self._pipeline.name).get(name)
-        try:
-            known = Pipeline.from_json(record.config) if record is not None and record.config else None
-        except PgReplError:
-            known = None
-        if known is None or known.options(name).policy.partition != wanted:
-            raise LakeTableError("partition_by was changed, or is not known from its last copy")
 
     def _lake_at(self, relation: Relation, table: DeltaTable) -> LakeSide:
         version = TableVersion(relation.table, table.table_uri.rstrip("/"), int(table.version()))
