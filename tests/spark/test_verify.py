@@ -238,6 +238,17 @@ def test_tables_with_policies_are_compared_except_for_named_parts(
     _assert_compared_except(parts, spark, dsn, tmp_path, capsys, per_table=per_table, **_OF_COLUMNS)
 
 
+def test_tables_are_compared_by_the_settings_with_which_they_were_copied(
+    spark: SparkSession, dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ("soft", "excluded", "text", "partitioned")
+    per_table = {f"public.{name}": _POLICIES[name][0] for name in names}
+    parts = {name: _POLICIES[name][1] for name in names}
+    later = {"per_table": {}, "exclude_columns": [], "text_columns": []}
+    options = {"per_table": per_table, **_OF_COLUMNS}
+    _assert_compared_except(parts, spark, dsn, tmp_path, capsys, later, **options)
+
+
 @pytest.mark.thorough("test_verify_repair: tables with settings are repaired")
 def test_table_without_own_columns_is_compared(
     spark: SparkSession, dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -252,11 +263,13 @@ def _assert_compared_except(
     dsn: str,
     folder: Path,
     capsys: pytest.CaptureFixture[str],
+    later: dict[str, Any] | None = None,
     **options: Any,
 ) -> None:
     """Assert that equal tables are equal while changes wait, and that damage is found.
 
-    `expected`: the parts of each table that are not compared.
+    `expected`: the parts of each table that are not compared. `later`: settings in the file that changed
+    after the tables were copied.
     """
 
     def in_each(*statements: str) -> None:
@@ -270,6 +283,7 @@ def _assert_compared_except(
     in_each("create table TABLE (id int primary key, n int, v text)")
     in_each(f"insert into TABLE select g, g % 5, 'v' || g from generate_series(1, {_ROWS}) g")
     pipeline = _begun(spark, dsn, folder, *(f"public.{name}" for name in expected), **options)
+    pipeline.configure(**(later or {}))
     in_each("delete from TABLE where id < 20", "update TABLE set n = 7 where id = 30")
     pipeline.catch_up()
     in_each("truncate TABLE", "insert into TABLE values (30, 1, 'again'), (31, 2, 'x')")

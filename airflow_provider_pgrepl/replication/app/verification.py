@@ -49,7 +49,7 @@ from airflow_provider_pgrepl.replication.lake.verify.text_check import (
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
-from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline, copied_options
 from airflow_provider_pgrepl.replication.settings.tables import TableOptions
 from airflow_provider_pgrepl.replication.source.copy import snapshot_holder
 from airflow_provider_pgrepl.replication.source.preflight.selection import select_tables
@@ -199,7 +199,7 @@ class Verification:
         exported: ExportedSnapshot,
         sessions: int,
     ) -> TableReport:
-        options = self.pipeline.options(relation.table)
+        options = self._options(relation.table)
         # The shape of the lake table as it is now: its left out and dropped columns are not in the catalog.
         now = self._plan_now(relation.table)
         held = now.relation or relation
@@ -230,7 +230,7 @@ class Verification:
             return self._concluded(report, comparer, relation)
 
     def _compares_all_columns(self, relation: Relation) -> bool:
-        return not (self.by_text and parts_without_text(relation, self.pipeline.options(relation.table)))
+        return not (self.by_text and parts_without_text(relation, self._options(relation.table)))
 
     @property
     def _reading(self) -> type[SourceReading]:
@@ -257,7 +257,7 @@ class Verification:
         plan = self._planner(position).plan(relation.table)
         if plan.unverified is not None:
             raise LakeError(str(plan.unverified))
-        options = self.pipeline.options(relation.table)
+        options = self._options(relation.table)
         check_layout(plan.relation, relation, options)
         lake = LakeSide(self.session.get(), plan)
         lake.check_comparable()
@@ -266,7 +266,11 @@ class Verification:
     def _planner(self, lsn: LSN | None = None) -> Planner:
         points = ConsistentPoints(self.pipeline.lake_root)
         moment = find_moment(self.pipeline.lake_root, points, lsn, epoch=self.epoch.epoch)
-        return Planner(self.pipeline, moment, points, newest=True)
+        return Planner(self.pipeline, moment, points, newest=True, copied_with=self._options)
+
+    def _options(self, table: TableName) -> TableOptions:
+        """Return the settings with which a table was copied."""
+        return copied_options(self.pipeline, self.records[table].config, table)
 
     def await_changelog(self, position: LSN) -> None:
         """Wait until the changelog includes a position. Raises LakeUnavailableError after `timeout_s`.

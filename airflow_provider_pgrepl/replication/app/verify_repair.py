@@ -98,7 +98,7 @@ class Repair(Verification):
         relations = self._comparable([table], own)
         if not relations:
             return replace(found, not_repaired=own.tables[table].parts[0].reason)
-        if reason := refusal_of(relations[0], self.pipeline.options(table)):
+        if reason := refusal_of(relations[0], self._options(table)):
             return replace(found, not_repaired=reason)
         try:
             with self._paused(table):
@@ -179,7 +179,7 @@ class Repair(Verification):
 
     def _lake_at(self, relation: Relation, position: LSN) -> LakeSide:
         """Bring the table forward to `position`, and return its newest version."""
-        options = self.pipeline.options(relation.table)
+        options = self._options(relation.table)
         self.await_changelog(position)
         self._bring_forward(relation.table, position)
         plan = self._plan_now(relation.table)
@@ -219,7 +219,7 @@ class Repair(Verification):
     def _concluded(self, report: TableReport, comparer: TableComparer, relation: Relation) -> TableReport:
         if report.status != "different":
             return report
-        if reason := refusal_of(relation, self.pipeline.options(relation.table)):
+        if reason := refusal_of(relation, self._options(relation.table)):
             return replace(report, not_repaired=reason)
         if report.comparison is None or report.comparison.listed is None:
             return replace(report, not_repaired="more rows differ than are compared one by one")
@@ -240,7 +240,7 @@ class Repair(Verification):
         table = self._opened(before)
         missing = pick(comparer.source, comparer.shape, listed.missing)
         extra = pick(before, comparer.shape, listed.extra)
-        options = self.pipeline.options(relation.table)
+        options = self._options(relation.table)
         repair = TableRepair(relation, options, self._app, position, report.verified_at)
         repair.commit(table, missing, extra)
         after = LakeSide(self.session.get(), self._plan_now(relation.table))

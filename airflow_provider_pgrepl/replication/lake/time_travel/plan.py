@@ -4,7 +4,7 @@ it."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -233,13 +233,24 @@ class TablePlan:
 
 
 class Planner:
-    """Creates plans of tables for one point in time."""
+    """Creates plans of tables for one point in time.
+
+    `copied_with`: returns the settings with which a table was copied; None: the pipeline's, because only the
+    state database has them. `newest` as in Bases.
+    """
 
     def __init__(
-        self, pipeline: Pipeline, moment: PointInTime, points: ConsistentPoints, *, newest: bool = False
+        self,
+        pipeline: Pipeline,
+        moment: PointInTime,
+        points: ConsistentPoints,
+        *,
+        newest: bool = False,
+        copied_with: Callable[[TableName], TableOptions] | None = None,
     ) -> None:
         index = RelationIndex(relations_uri(pipeline.lake_root))
         self._pipeline = pipeline
+        self._settings = copied_with or pipeline.options
         self._moment = moment
         self._bases = Bases(pipeline.lake_root, moment, points, index, newest)
         self._kept = ChangelogFinder(moment, index)
@@ -291,7 +302,7 @@ class Planner:
         held = pa.schema(base.opened.schema().to_arrow())
         if relation is None:
             return held
-        options = self._pipeline.options(relation.table)
+        options = self._settings(relation.table)
         attnums = {column.name: column.attnum for column, _ in stored_columns(relation, options)}
         # The bookkeeping columns come last, in their order.
         last = max(attnums.values(), default=0) + 1
@@ -300,7 +311,7 @@ class Planner:
     def _options(self, base: Base, built: Relation) -> TableOptions:
         """Return the settings for the version, which may have been copied before today's were made."""
         held = pa.schema(base.opened.schema().to_arrow())
-        return held_options(built, self._pipeline.options(built.table), held)
+        return held_options(built, self._settings(built.table), held)
 
     def _check_columns(self, base: Base, built: Relation, options: TableOptions) -> None:
         unlike = unlike_columns(base.opened, lake_schema(built, options))
