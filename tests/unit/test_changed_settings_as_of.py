@@ -9,11 +9,14 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_pgrepl.errors import ConfigError, LakeError
+from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
+from airflow_provider_pgrepl.replication.events.unchanged_toast import LakeValues
 from airflow_provider_pgrepl.replication.lake.time_travel.as_of import arrow_view_as_of
 from airflow_provider_pgrepl.replication.lake.verify.lake_side import LakeSide
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from tests.support.changes import column
 from tests.support.model import Change
-from tests.support.unserved import UnservedLake, numbered
+from tests.support.unserved import EPOCH, UnservedLake, numbered
 
 OF = numbered(column("id", "bigint", key=True), column("v"))
 SOFT, HARD = {"deletes": "soft"}, {"deletes": "hard"}
@@ -140,6 +143,16 @@ def test_a_version_without_partitions_gets_none_from_the_file(tmp_path: Path) ->
     lake.configure(per_table={"public.t": {"partition_by": "added_later"}})
     assert lake.read(120).num_rows == 2
     assert lake.read(140).num_rows == 2
+
+
+def test_value_that_was_not_sent_is_looked_up_by_the_type_of_the_version(tmp_path: Path) -> None:
+    of = numbered(column("id", "bigint", key=True), column("v", "numeric"))
+    lake = UnservedLake(tmp_path, of, unconstrained_numeric="decimal(20,5)")
+    lake.apply(insert(110, "1", "1.5"))
+    lake.configure(unconstrained_numeric="string")
+    record = RelationRecord.of_catalog(of)
+    # The decimal does not keep how many zeros the number has at its end.
+    assert LakeValues(lake.pipeline).find(record, EPOCH, LSN(110), {("1",): [1]}) == {}
 
 
 DATED = numbered(column("id", "bigint", key=True), column("at", "date"), column("r"))

@@ -36,7 +36,7 @@ from airflow_provider_pgrepl.replication.lake.merge.changes import (
 )
 from airflow_provider_pgrepl.replication.lake.time_travel.moment import find_moment
 from airflow_provider_pgrepl.replication.lake.time_travel.overlay import RowsByKey
-from airflow_provider_pgrepl.replication.lake.time_travel.plan import Planner
+from airflow_provider_pgrepl.replication.lake.time_travel.plan import Planner, TablePlan
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.relation import Column, Relation
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
@@ -465,7 +465,7 @@ class LakeValues:
         values = {
             place: columns[place]
             for place in places
-            if place not in record.hidden and place in columns and self._is_exact(columns[place], relation)
+            if place not in record.hidden and place in columns and self._is_exact(columns[place], plan)
         }
         names = [one.name for one in keys.values()], [one.name for one in values.values()]
         rows = RowsByKey(plan, *names)
@@ -473,13 +473,14 @@ class LakeValues:
             return None
         return _Table(rows, self._pipeline.options(relation.table), relation, keys, values)
 
-    def _is_exact(self, column: Column, relation: Relation) -> bool:
+    def _is_exact(self, column: Column, plan: TablePlan) -> bool:
         """Return True if the lake's value converts to the text that the server sends (see texts_of)."""
-        options = self._pipeline.options(relation.table)
-        choice = options.column(column.name)
-        if choice.excluded or column.attnum in relation.ignored:
+        assert plan.relation is not None
+        choice, held = self._pipeline.options(plan.table).column(column.name), plan.schema
+        if choice.excluded or column.attnum in plan.relation.ignored or column.name not in held.names:
             return False
-        kind = typed_column(column, relation.table, options).lake_type
+        # The type of the version, which may have been copied with other settings.
+        kind = held.field(column.name).type
         is_plain = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_binary(kind)
         return is_plain or (choice.infinity == "error" and "decimal" not in str(kind))
 
