@@ -340,7 +340,7 @@ class Overlay:
 class RowsByKey:
     """Finds rows of the table of a plan without reading the whole table into memory.
 
-    `names`: the other columns to return, without those of the key.
+    `names`: the other columns of the source to return, without those of the key.
     """
 
     def __init__(self, plan: TablePlan, key_names: Sequence[str], names: Sequence[str]) -> None:
@@ -360,14 +360,15 @@ class RowsByKey:
         if overlay is None:
             return self._of_version(keys)
         entries = self._entries
-        is_row = pc.equal(entries[KIND], ROW)
-        rows, others = entries.filter(is_row), entries.filter(pc.invert(is_row))
+        rows = entries.filter(pc.equal(entries[KIND], ROW))
+        # A MARK sets only bookkeeping columns, which are not returned.
+        emptied = entries.filter(pc.equal(entries[KIND], EMPTY))
         comes = pc.and_(rows[ALIVE], self._is_any(rows, self._final(overlay), keys))
         goes = self._is_any(rows, [replaced(number) for number in self._places], keys)
         some = rows.filter(pc.or_(comes, goes))
         version = self._of_version(self._with_those_of(some, keys))
         laid = ReplacedRows(
-            pa.concat_tables([self._renumbered(some, overlay), self._renumbered(others, overlay)]),
+            pa.concat_tables([self._renumbered(some, overlay), self._renumbered(emptied, overlay)]),
             self._key_names,
         )
         found = laid.lay_over(version)
