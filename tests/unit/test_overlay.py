@@ -1,4 +1,4 @@
-"""lake/time_travel: changes that are laid over a version, in a lake made without a server."""
+"""lake/time_travel: changes that are applied on top of a version, in a lake made without a server."""
 
 from __future__ import annotations
 
