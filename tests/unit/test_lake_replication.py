@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
+from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.lake_replication import LakeReplication
 from airflow_provider_pgrepl.replication.lake.apply import applier
 from airflow_provider_pgrepl.replication.lake.apply.merge_policy import MergePolicy
@@ -85,6 +86,23 @@ def test_run_that_is_asked_to_stop_waits_for_the_running_merges():
     run._stop.is_set = True
     run._follow()
     assert run._applier.calls == ["start", "stop"]
+
+
+def test_run_that_is_stopped_amid_the_last_batches_has_not_reached_its_target():
+    """The applier reports that all batches are applied that it has begun."""
+    run = replication(Applier(reads=9), seen=100)
+    run._applier.progress = SimpleNamespace(caught_up=True)
+    run._in_state, run._caught_up = (lambda _: []), (lambda _: process.DONE)
+    has_received = run._has_received
+
+    def stopped_after(target: LSN) -> bool:
+        found = has_received(target)
+        run._stop.is_set = True
+        return found
+
+    run._has_received = stopped_after
+    assert run._run_until(LSN(100)) == process.RETRY_MAY_HELP
+    assert run._applier.calls == ["start available", "stop", "supervise"]
 
 
 def test_error_of_the_applier_is_raised():

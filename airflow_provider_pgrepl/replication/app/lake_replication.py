@@ -109,27 +109,30 @@ class LakeReplication(Replication):
         log.info("stopped; %s", self._applier.progress.described())
         return process.DONE
 
-    def _follow(self, *, available_now: bool = False) -> None:
+    def _follow(self, *, available_now: bool = False) -> bool:
         """Apply changes, and supervise, until it is time to end, or with `available_now` until those in the
         changelog are applied. Then wait for running merges.
 
-        Raises the error that ended the applier or the receiver.
+        Returns False if it was time to end before. Raises the error that ended the applier or the receiver.
         """
         self._applier.start(available_now=available_now)
         while self._applier.is_reading and self._applier.error is None and not self._stop.wait(POLL_S):
             self._supervise()
-        if self._applier.error is None and self._applier.is_reading:
+        has_read_all = not self._applier.is_reading
+        if self._applier.error is None and not has_read_all:
             self._applier.stop()
         if self._applier.error is not None:
             raise self._applier.error
         if self._receiver.failed.is_set():
             self._raise_receiver_error()
+        return has_read_all
 
     def _run_until(self, target: LSN) -> int:
         log.info("replicating until %s", target)
         while not self._stop.is_set:
             received = self._has_received(target)
-            self._follow(available_now=True)
+            # What the applier reports does not hold for batches that it has not begun.
+            received &= self._follow(available_now=True)
             if received and self._applier.progress.caught_up and not self._in_state(TableState.CATCHING_UP):
                 return self._caught_up(target)
             self._receiver.request_keepalive()
