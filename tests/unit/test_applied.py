@@ -34,6 +34,16 @@ def test_table_that_does_not_stream_is_not_complete(state):
     assert missing_as_of(applied(100, 50, state), [ORDERS], NINE, 0) == f"public.orders is {state}"
 
 
+def test_table_that_streams_only_since_the_lake_was_complete_may_lack_changes():
+    """Points of other tables go on while it catches up, also past the end of its last merge."""
+    now, minute = applied(100, 50), timedelta(seconds=60)
+    for since, missing in ((NINE + minute, True), (NINE + minute * 0.9, False)):
+        table = AppliedTable("streaming", LSN(50), since)
+        found = missing_as_of(replace(now, tables={ORDERS: table}), [ORDERS], NINE, 60)
+        assert (found == "no point since they began to stream: public.orders") is missing
+        assert (found is None) is not missing
+
+
 def test_unknown_table_and_time_without_zone_are_rejected():
     with pytest.raises(ConfigError, match=r"does not have the tables public\.order"):
         missing_as_of(applied(1, 1), [TableName("public", "order")], NINE, 0)
@@ -50,6 +60,15 @@ def test_point_is_announced_once_it_reaches_changes_of_the_table():
     assert points.look(applied(260, 290)) == TablePoint(LSN(260), NINE)
     assert points.look(applied(290, 290)) == TablePoint(LSN(290), NINE)
     assert points.look(applied(300, 50)) is None, "a restarted app knows only the snapshot"
+
+
+def test_changes_are_announced_that_a_table_takes_after_a_point_that_lacks_it():
+    points = TablePoints(ORDERS, LSN(0))
+    assert points.look(applied(100, 50)) == TablePoint(LSN(100), NINE)
+    assert points.look(applied(100, 80)) == TablePoint(LSN(100), NINE)
+    assert points.look(applied(100, 80)) is None
+    assert points.look(applied(140, 120)) == TablePoint(LSN(140), NINE)
+    assert points.look(applied(140, 120)) is None
 
 
 def test_no_point_is_announced_of_a_table_that_does_not_stream():

@@ -70,7 +70,13 @@ def missing_as_of(
             f"the lake is complete up to {applied.complete_at.isoformat(timespec='seconds')}, and"
             f" {as_of.isoformat(timespec='seconds')} needs {settle_s:g} s more"
         )
-    return None
+    # The points of other tables do not wait for a table that catches up. Once it streams, the next one does.
+    new = sorted(
+        str(table)
+        for table in tables
+        if (since := applied.tables[table].since) is not None and since >= applied.complete_at
+    )
+    return f"no point since they began to stream: {', '.join(new)}" if new else None
 
 
 @dataclass(frozen=True)
@@ -87,7 +93,7 @@ class TablePoints:
 
     def __init__(self, table: TableName, after: LSN) -> None:
         self._table = table
-        self._after = after
+        self._announced = self._after = after
         self._wanted: LSN | None = None
 
     def look(self, applied: Applied) -> TablePoint | None:
@@ -99,12 +105,14 @@ class TablePoints:
         # An app that has started reports no applied LSN until its first point.
         if table is None or not table.is_streaming or not applied.lsn:
             return None
-        if applied.lsn < self._after:
+        if applied.lsn < self._announced:
             # LSNs of a new epoch, possibly of another server, cannot be compared with the last ones.
-            self._after, self._wanted = LSN(0), None
+            self._announced, self._after, self._wanted = LSN(0), LSN(0), None
         if self._wanted is None and table.position > self._after:
             self._wanted = table.position
         if self._wanted is None or applied.lsn < self._wanted:
             return None
-        self._after, self._wanted = applied.lsn, None
+        # Not the point's LSN: a table that has just caught up may be behind the point, which lacks it then.
+        self._after = table.position if table.position <= applied.lsn else self._wanted
+        self._announced, self._wanted = applied.lsn, None
         return TablePoint(applied.lsn, applied.commit_time)

@@ -11,27 +11,28 @@ from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.source.connection import rows
 from airflow_provider_pgrepl.replication.state.connection import StateConnection, state_errors
 
-# The progress is read before the tables: a table that is streaming then has everything that was applied.
+# The progress is read before the tables: none of these then began to stream before it and stopped since.
 _PROGRESS = """
 SELECT applied_lsn::text, applied_commit_ts, complete_at, table_merges FROM _pgrepl.progress
 WHERE pipeline = %s
 """
 _TABLES = """
-SELECT schema_name, table_name, state, position_lsn::text FROM _pgrepl.tables WHERE pipeline = %s
+SELECT schema_name, table_name, state, position_lsn::text, since FROM _pgrepl.tables WHERE pipeline = %s
 """
 
 
 @dataclass(frozen=True)
 class AppliedTable:
     """A table of a pipeline. `position`: the LSN of its last known merge, or of its snapshot, whichever is
-    later; 0 if it was never copied."""
+    later; 0 if it was never copied. `since`: the time from which it has the state, None if not known."""
 
     state: str
     position: LSN
+    since: datetime | None = None
 
     @property
     def is_streaming(self) -> bool:
-        """Return True if the table has everything that is applied."""
+        """Return True if each point that is made from now on has the table."""
         return self.state == "streaming"
 
 
@@ -42,7 +43,7 @@ class Applied:
     `lsn`: the newest consistent point, 0 if no app has recorded one, and `commit_time` that of its last
     transaction, if known. `complete_at`: every
     transaction whose commit record was in the WAL of the source at that time, by the clock of the source, is
-    in each streaming table. `tables`: without removed ones.
+    in each table that was streaming then. `tables`: without removed ones.
     """
 
     lsn: LSN = LSN(0)  # noqa: RUF009 - immutable
@@ -61,9 +62,10 @@ class AppliedRecords(StateConnection):
             tables = rows(self._connection, _TABLES, (pipeline,))
         lsn, commit_time, complete_at, merges = progress[0] if progress else ("0/0", None, None, {})
         found = {}
-        for schema, name, state, copied in tables:
+        for schema, name, state, copied, since in tables:
             table = TableName(schema, name)
             merged = merges.get(table.path, {}).get("position") or "0/0"
             if state != "removed":
-                found[table] = AppliedTable(state, max(LSN.parse(merged), LSN.parse(copied or "0/0")))
+                position = max(LSN.parse(merged), LSN.parse(copied or "0/0"))
+                found[table] = AppliedTable(state, position, since)
         return Applied(LSN.parse(lsn), commit_time, complete_at, found)
