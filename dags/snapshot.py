@@ -54,8 +54,9 @@ with DAG(
     PgSnapshotOperator(
         task_id="snapshot",
         pipeline=PIPELINE_FILE,
-        tables="{{ params.tables or None }}",
-        new_epoch="{{ params.new_epoch }}",
+        tables="{{ params.tables or [] }}",
+        # Without tables, a resync takes all of them, which begins a new epoch.
+        new_epoch="{{ params.new_epoch or (params.resync and not params.tables) }}",
         resync="{{ params.resync }}",
         spark_conn_id=os.environ.get("PGREPL_SPARK_CONN_ID"),
         # On a busy host, Airflow may run tasks minutes before its API answers, which they need.

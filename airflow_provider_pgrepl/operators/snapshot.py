@@ -20,8 +20,8 @@ class PgSnapshotOperator(OpenLineageOperator, SparkAppOperator):
     :param tables: resnapshot these tables, in whatever state they are; None: all that need it (templated)
     :param new_epoch: begin a new epoch, which resnapshots every table (templated)
     :param resync: compare tables with the source, and replace the rows that differ, instead of copying them:
-        the tables in `tables`, or all in a new epoch if `tables` is None. An interrupted run is continued
-        (templated)
+        the tables in `tables`, or all in a new epoch if `tables` is not given, or if `new_epoch` is true as
+        well. An interrupted run is continued (templated)
     :param give_up: with `new_epoch` or `resync`, the names of the previous source or lake, if they are not
         the current ones. The error of a try without this parameter names them (templated)
     :param take_over_slot: begin at the position of this slot of another program. Has no effect after
@@ -55,17 +55,25 @@ class PgSnapshotOperator(OpenLineageOperator, SparkAppOperator):
         self.tables = tables
         self.new_epoch = new_epoch
         self.resync = resync
+        self._takes_all = tables is None
         self.give_up = give_up
         self.take_over_slot = take_over_slot
 
     def app_arguments(self) -> list[str]:
         arguments, resync = [], read_flag("resync", self.resync)
-        if tables := read_tables(self.tables):
+        tables, new_epoch = read_tables(self.tables), read_flag("new_epoch", self.new_epoch)
+        if tables:
             arguments += ["--resync" if resync else "--tables", ",".join(tables)]
+        elif resync and not (new_epoch or self._takes_all):
+            # A template without a result does not begin a new epoch.
+            raise ConfigError(
+                "tables: none was named",
+                "name at least one, as public.orders; for a new epoch, in which all tables are compared, set"
+                " new_epoch as well",
+            )
         elif resync:
-            self._check_resyncs_all()
             arguments.append("--resync")
-        if read_flag("new_epoch", self.new_epoch):
+        if new_epoch and (tables or not resync):
             arguments.append("--new-epoch")
         if self.give_up:
             names = self.give_up if isinstance(self.give_up, str) else ",".join(self.give_up)
@@ -73,15 +81,6 @@ class PgSnapshotOperator(OpenLineageOperator, SparkAppOperator):
         if self.take_over_slot:
             arguments += ["--take-over", self.take_over_slot]
         return arguments
-
-    def _check_resyncs_all(self) -> None:
-        """Raise ConfigError if tables were to be named: a template with no result begins no new epoch."""
-        if self.tables is not None:
-            raise ConfigError(
-                "tables: none was named",
-                "name at least one, as public.orders; for a new epoch, in which all tables are compared, pass"
-                " None",
-            )
 
     def lineage_tables(self) -> list[TableName]:
         return parse_tables(read_tables(self.tables))

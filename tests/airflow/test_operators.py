@@ -68,6 +68,8 @@ def test_the_snapshot_gets_its_tables_and_flags(behave: Any, journal: Journal) -
         # As a template renders without a table.
         ({"tables": "[]", "resync": True}, "tables: none was named"),
         ({"tables": "None", "resync": True}, "tables: none was named"),
+        ({"tables": "[]", "resync": True, "new_epoch": "true"}, ["--resync"]),
+        ({"tables": "[]", "new_epoch": True}, ["--new-epoch"]),
         ({"tables": "[]"}, []),
     ],
 )
@@ -78,6 +80,13 @@ def test_resync_of_no_named_table_begins_no_new_epoch(given: dict[str, Any], arg
             operator.app_arguments()
     else:
         assert operator.app_arguments() == arguments
+
+
+def test_native_template_without_a_result_begins_no_new_epoch() -> None:
+    operator = PgSnapshotOperator(task_id="s", pipeline="p.json", tables="{{ found }}", resync=True)
+    operator.tables = None
+    with pytest.raises(ConfigError, match="tables: none was named"):
+        operator.app_arguments()
 
 
 def test_resnapshot_compares_if_it_is_a_resync() -> None:
