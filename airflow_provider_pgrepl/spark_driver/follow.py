@@ -84,16 +84,19 @@ class ApplicationFollower:
     def status(self, handle: object) -> AppState:
         """Return the state of the app that `handle` identifies.
 
-        Returns LOST if this host has no such app, if the running app was asked to stop, or if
-        it was started with other parameters. In the last two cases, `begin` finds it and decides.
+        Returns LOST if this host has no such app, if the running app was asked to stop, or if an app that
+        runs or is done was started with other parameters. Then `begin` finds a running one and decides, and
+        the work of a finished one is not this task's.
         """
         app = self._adoption.place.find(handle)
         if app is None:
             return AppState.LOST
         status = app.status()
-        if status is AppState.RUNNING and (app.is_stopping or self._adoption.order.differences(app.folder)):
+        if status is AppState.RUNNING and app.is_stopping:
             return AppState.LOST
-        return status
+        ran_well = status in (AppState.RUNNING, AppState.DONE)
+        is_other = ran_well and self._adoption.order.differences(app.folder)
+        return AppState.LOST if is_other else status
 
     def follow(self, handle: object) -> AppEnd:
         """Forward the log and results of the app until it has ended or is handed over.

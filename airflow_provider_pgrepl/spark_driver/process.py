@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -19,12 +20,13 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
-from airflow_provider_pgrepl.errors import ConfigError
+from airflow_provider_pgrepl.errors import ConfigError, SparkError
 from airflow_provider_pgrepl.replication.runtime.file_locks import LockedFile, holder_of
 from airflow_provider_pgrepl.replication.runtime.process_io import LogLine, is_error, parse
 from airflow_provider_pgrepl.spark_driver import supervisor
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_TEMPORARY = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 _MARK = "log.forwarded"
 _CHUNK_BYTES = 1 << 20
 _TAIL_LINES = 20
@@ -81,11 +83,17 @@ def private_folder(path: Path) -> Path:
 
     Raises ConfigError if it cannot be created, is a link, or belongs to another user. Also raises ConfigError
     if other users can write to it, because they may have put files there. Other modes are set to 0700.
+    Raises SparkError, after which a retry may help, if the disk is full or fails.
     """
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         facts = path.lstat()
     except OSError as error:
+        if error.errno in _TEMPORARY:
+            raise SparkError(
+                f"the run folder {path} cannot be made now: {error.strerror}",
+                "free space on this worker's disk, or repair it; a retry then starts the app",
+            ) from None
         raise _refused(path, f"cannot be made: {error.strerror}") from None
     if not stat.S_ISDIR(facts.st_mode):
         raise _refused(path, "is a link, not a folder")
@@ -196,7 +204,9 @@ class LogTail:
 
     def _write_mark(self) -> None:
         mark = {"segment": self._number, "offset": self._offset, "error": self.last_error}
-        self._mark.write_text(json.dumps(mark), encoding="utf-8")
+        # A full disk must not end the app. Without the mark, a later task forwards these lines once more.
+        with suppress(OSError):
+            self._mark.write_text(json.dumps(mark), encoding="utf-8")
 
 
 class AppState(Enum):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import subprocess
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_pgrepl.errors import BusyError
+from airflow_provider_pgrepl.errors import BusyError, Retry, SparkError
 from airflow_provider_pgrepl.replication.runtime.file_locks import LockedFile
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.spark_driver import process, supervisor
@@ -109,6 +110,32 @@ def test_an_application_of_other_parameters_that_nobody_follows_is_replaced(
     ]
     second.app.stop()
     ended(second.app)
+
+
+def test_success_of_an_application_of_other_parameters_is_not_that_of_the_task(
+    place: RunDirectory, journal: Journal
+) -> None:
+    first = Task(place, Launcher(journal, "--exit", "0")).take()
+    ended(first.app)
+    same, other = Task(place, Launcher(journal)), Task(place, Launcher(journal), CHANGED)
+    assert same.following.status(first.app.token) is AppState.DONE
+    assert other.following.status(first.app.token) is AppState.LOST
+    first.charge.release()
+
+
+def test_full_disk_of_the_worker_ends_no_application_and_is_retried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    (tmp_path / supervisor.LOG_PATTERN.format(0)).write_text("one\n")
+    monkeypatch.setattr(Path, "write_text", full)
+    assert [line.text for line in process.LogTail(tmp_path).new_lines()] == ["one"]
+    monkeypatch.setattr(Path, "mkdir", full)
+    with pytest.raises(SparkError, match="No space left") as caught:
+        private_folder(tmp_path / "run")
+    assert caught.value.retry is Retry.TIMED
 
 
 def test_fresh_start_stops_running_application_and_launches_new_one(
