@@ -321,7 +321,9 @@ class DriftError(PgReplError):
 
 
 class IdentityError(PgReplError):
-    """An UPDATE or DELETE does not identify the row that it changed."""
+    """An UPDATE or DELETE does not identify the row that it changed, or an UPDATE that moved a row into the
+    publication's [row filter](tables.md#row-filters-and-column-lists) lacks a value of it.
+    """
 
     advice = "give the table a primary key or `REPLICA IDENTITY FULL`, then resnapshot it"
     scope = Scope.TABLE

@@ -74,6 +74,19 @@ def test_table_that_was_left_out_is_known_as_the_consumers_when_it_is_named_agai
     assert ids(dsn) == [2]
 
 
+def test_insert_without_all_values_stops_its_table_until_it_is_copied_again(dsn):
+    """An UPDATE that moved a row into a row filter is sent so: NULL would be wrong."""
+    take(dsn, "reports", ORDERS, 1)
+    with closing(CopyDatabase(dsn, "reports", "shop")) as copy:
+        stream, kept = copy.read()
+        change: Any = SimpleNamespace(
+            op="c", id="", lsn=200, before=None, after={"id": 2, "v": None}, unchanged=("v",), sequence=6
+        )
+        with pytest.raises(TableFailedError, match=r"moved into .* row filter, .* did not send v"):
+            copy.apply(kept, [(ORDERS, SHAPE, change)], 6, stream)
+    assert ids(dsn) == [1]
+
+
 @pytest.mark.parametrize("leaves", ["drop table copied", "alter table copied rename to kept"])
 def test_rows_of_another_table_of_the_targets_name_stay(dsn, leaves):
     take(dsn, "reports", ORDERS, 1)

@@ -293,11 +293,35 @@ def test_table_warnings_name_generated_columns_and_missing_replica_identity(pg, 
     )
     tables = ("t", "keyless", "nothing", "in_full")
     relations = [find_relation(pg, TableName("public", name), "theirs") for name in tables]
-    said = list(table_warnings(relations, wanted))
+    said = list(table_warnings(pg, relations, wanted))
     assert len(said) == 3
     assert said[0].startswith("public.t: generated columns a, c are null in the lake")
     assert said[1].startswith("public.keyless: has no replica identity, so PostgreSQL refuses UPDATE")
     assert said[2].startswith("public.nothing: has no replica identity")
+
+
+def test_table_warnings_name_large_columns_behind_a_row_filter(pg, run):
+    run(
+        "create table t (id int primary key, body text, n int, left_out text, short text)",
+        "alter table t alter short set storage plain",
+        "create table whole (id int primary key, body text)",
+        "alter table whole replica identity full",
+        "create table small (id text primary key, n int)",
+        "create table open (id int primary key, body text)",
+        "create publication theirs for table t where (id > 1), whole where (id > 1),"
+        " small where (id > 'a'), open",
+    )
+    tables = ("t", "whole", "small", "open")
+    wanted = pipeline(
+        *(f"public.{name}" for name in tables),
+        exclude_columns=("public.t.left_out",),
+        publication="theirs",
+        publication_mode="use",
+    )
+    relations = [find_relation(pg, TableName("public", name), "theirs") for name in tables]
+    (said,) = table_warnings(pg, relations, wanted)
+    assert said.startswith("public.t: when an UPDATE moves a row into the publication's row filter")
+    assert "large values (TOAST) of body that" in said
 
 
 def test_a_partition_that_sends_other_keys_than_its_table_is_refused(pg, run):

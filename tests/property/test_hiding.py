@@ -52,3 +52,14 @@ def test_hidden_values_are_gone_and_no_others(
         for row in rows[skipped:]  # type: ignore[index]
     ):
         assert b"classified" not in held
+
+
+def test_an_insert_lacks_no_value_that_is_hidden() -> None:
+    rows = [
+        {"relation_version": 1, "op": op, "new": [None] * WIDTHS[1], "unchanged": unchanged}
+        for op, unchanged in (("I", [0]), ("I", [0, 1]), ("I", None), ("U", [0]))
+    ]
+    whole = pa.Table.from_pylist(rows, schema=ROW_SCHEMA)
+    found = without_hidden(whole, {1: [0]})
+    assert found.schema == ROW_SCHEMA
+    assert found["unchanged"].to_pylist() == [None, [1], None, [0]]

@@ -293,6 +293,21 @@ def test_remembered_values_stay_within_byte_budget():
     assert sum(sum(map(len, one.values())) for one in values._rows.values()) < 10_000
 
 
+def test_an_insert_that_lacks_a_value_gets_none_of_the_row_that_had_its_key():
+    """It is an UPDATE that moved a row into a row filter: no earlier row of its key is this row."""
+    source = Source()
+    source.put(16_400, ("a", _LARGE, "1", None))
+    source.note()
+    source.say(16_400, "I", ("a", None, "1", None), None, [1])
+    source.rows[-1]["commit_lsn"] += 1
+    for look_up in (None, source.look_up):
+        values = UnchangedValues(Known(_FIRST), lambda _: True, lambda *_: iter(()), look_up)
+        values._is_following = True
+        rows = source.table()
+        made = [piece for n in range(2) for piece in values.fill(rows.slice(n, 1))]
+        assert pa.concat_tables(made) == rows
+
+
 def test_nothing_is_read_or_remembered_of_who_has_no_large_values():
     source = Source()
     for number in range(10):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pyarrow as pa
 import pytest
 
-from airflow_provider_pgrepl.errors import DriftError, IdentityError, LakeTableError
+from airflow_provider_pgrepl.errors import DriftError, IdentityError, LakeTableError, Remedy
 from airflow_provider_pgrepl.replication.lake.merge.collapse import NetChanges, collapse
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from tests.support.changes import column, relation, table_of
@@ -133,7 +135,7 @@ def test_with_full_identity_unchanged_values_do_not_blur_the_row() -> None:
             [insert("1"), update("2", old=("1", None)), delete("1")], id="delete under a fresh row's key"
         ),
         pytest.param([Change("T", new=("0",)), update("1")], id="update after a truncate"),
-        pytest.param([Change("I", new=("1", None), unchanged=(1,))], id="insert with an unchanged value"),
+        pytest.param([Change("D", old=("1", None), unchanged=(1,))], id="delete with an unchanged value"),
         pytest.param([Change("D")], id="delete without a key"),
         pytest.param([Change("U", old=("1", None))], id="update without a row"),
         pytest.param([Change("M", new=("1", "2"))], id="a message among the changes"),
@@ -154,6 +156,21 @@ def test_changes_that_contradict_each_other_are_refused(changes: list[Change]) -
 def test_changes_that_do_not_carry_their_key_are_refused(changes: list[Change]) -> None:
     with pytest.raises(IdentityError, match="does not carry the key"):
         collapse(table_of(changes), BY_KEY)
+
+
+def test_an_insert_that_lacks_a_value_stops_the_table() -> None:
+    """An UPDATE that moved a row into a row filter is sent so. No other change has the value."""
+    moved = table_of([insert("1"), Change("I", new=("2", None), unchanged=(1,))])
+    with pytest.raises(IdentityError, match=r"moved a row into .* did not send column v, a large") as caught:
+        collapse(moved, BY_KEY)
+    assert caught.value.remedy is Remedy.RESNAPSHOT
+    assert "REPLICA IDENTITY FULL" in caught.value.hint
+
+
+def test_an_insert_may_lack_a_value_of_a_column_that_the_lake_leaves_out() -> None:
+    columns = replace(BY_KEY.columns[0], attnum=1), replace(BY_KEY.columns[1], attnum=2)
+    of = replace(BY_KEY, columns=columns, ignored=(2,))
+    assert len(collapse(table_of([Change("I", new=("1", None), unchanged=(1,))]), of)) == 1
 
 
 def test_two_rows_that_keep_one_key_at_the_end_are_refused_with_full_identity() -> None:

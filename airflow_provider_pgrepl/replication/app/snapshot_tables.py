@@ -338,7 +338,7 @@ class TableSnapshotter:
         begins_epoch: bool = False,
     ) -> CopyResult:
         """Copy the keeper's tables, or record them if there are no lake tables, and wake the applier."""
-        for warning in table_warnings(keeper.relations, self.pipeline):
+        for warning in table_warnings(self.source, keeper.relations, self.pipeline):
             log.warning("%s", warning)
         if self.pipeline.has_lake_tables:
             copied = self._copy_rows(keeper, exported, record, begins_epoch=begins_epoch)

@@ -18,7 +18,13 @@ import psycopg2
 import psycopg2.extensions
 import psycopg2.extras
 
-from airflow_provider_pgrepl.errors import ConfigError, FencedError, TargetError, TargetUnavailableError
+from airflow_provider_pgrepl.errors import (
+    ConfigError,
+    FencedError,
+    TargetError,
+    TargetUnavailableError,
+    one_line,
+)
 from airflow_provider_pgrepl.replication.creek.messages import Row, SnapshotHeader, WalChange
 from airflow_provider_pgrepl.replication.creek.table_shape import TableShape, earlier_key
 from airflow_provider_pgrepl.replication.events.position import EventPosition
@@ -487,6 +493,14 @@ class CopyDatabase:
                 cursor.execute(f"TRUNCATE {target.sql}")
                 return
             types = self._types(cursor, table.source, target, shape)
+            if change.op == "c" and change.unchanged:
+                raise table_failed(
+                    table.source,
+                    f"a row of {table.source} was moved into the publication's row filter, and the source"
+                    f" did not send {', '.join(map(one_line, change.unchanged))}",
+                    "give the source's table REPLICA IDENTITY FULL, with which the source sends such values;"
+                    f" then copy it again: pgrepl consume FILE.json --resnapshot {target}",
+                )
             before = change.before if change.op in ("d", "u_pk") else None
             if shape.keys and change.after and change.op != "d" and (before or change.unchanged):
                 # Update the row instead of deleting and inserting it: the values that were not sent stay in

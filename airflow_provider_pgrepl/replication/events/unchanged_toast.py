@@ -362,7 +362,12 @@ class UnchangedValues:
             if has_key and self._is_wanted(record):
                 new, old = (_keys(rows, side, identity, record) for side in ("new", "old"))
         columns = zip(rows["op"].to_pylist(), new, old, rows["unchanged"].to_pylist(), strict=True)
-        return [RowChange(op, _whole(key, one), one, unsent or ()) for op, key, one, unsent in columns]
+        # An insert that lacks values moved a row into a row filter. Nothing that is known of its key is of
+        # this row.
+        return [
+            RowChange(op, _whole(key, one), one, (unsent if op == "U" else None) or ())
+            for op, key, one, unsent in columns
+        ]
 
     def _take(self, oid: int, key: Key | None) -> Values | None:
         """Remove and return the remembered values of a row."""
@@ -395,7 +400,7 @@ def _size(values: Values) -> int:
 
 
 def _lacks_values(rows: pa.Table) -> Bools:
-    """Return a mask of the updates that lack values."""
+    """Return a mask of the rows that lack values."""
     found: Bools = pc.fill_null(pc.list_value_length(rows["unchanged"]), 0).to_numpy() > 0
     return found
 

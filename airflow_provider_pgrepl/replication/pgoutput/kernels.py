@@ -92,9 +92,9 @@ def _count_row(data, at, end, new_counts, old_counts):  # type: ignore[no-untype
     if kind != ROW_DELETE:
         if at >= end or data[at] != 78:  # N
             return BAD_TUPLE
-        unchanged = new_counts[2]
+        # An Insert may lack values, too: it can be an UPDATE that moved the row into a row filter.
         at = _count_tuple(data, at + 1, end, new_counts)
-        if at < 0 or (kind == ROW_INSERT and new_counts[2] > unchanged):
+        if at < 0:
             return BAD_TUPLE
     return OK if at == end else TRAILING
 

@@ -125,7 +125,8 @@ def _parts(message: LogicalMessage) -> list[tuple[bytes | None, bool]]:
 def without_hidden(rows: pa.Table, hidden: Hidden) -> pa.Table:
     """Return the rows with null in place of hidden values in `new` and `old`.
 
-    The bytes of these values are removed from the buffers as well.
+    The bytes of these values are removed from the buffers as well. An insert then lacks other values only:
+    those that are hidden are not needed.
     """
     versions = rows["relation_version"].to_numpy()
     found = [version for version in np.unique(versions).tolist() if hidden.get(version)]
@@ -135,7 +136,21 @@ def without_hidden(rows: pa.Table, hidden: Hidden) -> pa.Table:
         index = rows.schema.get_field_index(name)
         lists = rows[name].combine_chunks()
         rows = rows.set_column(index, rows.schema.field(index), _blanked(lists, versions, found, hidden))
-    return rows
+    return _with_hidden_sent(rows, hidden)
+
+
+def _with_hidden_sent(rows: pa.Table, hidden: Hidden) -> pa.Table:
+    """Return the rows without the hidden columns of inserts in `unchanged`. Very few inserts lack values."""
+    lacks = pc.and_kleene(pc.equal(rows["op"], "I"), pc.is_valid(rows["unchanged"]))
+    if not pc.any(lacks).as_py():
+        return rows
+    versions, unchanged = rows["relation_version"].to_pylist(), rows["unchanged"].to_pylist()
+    for number in np.flatnonzero(lacks.to_numpy()).tolist():
+        left = set(unchanged[number]).difference(hidden.get(versions[number], ()))
+        unchanged[number] = sorted(left) or None
+    index = rows.schema.get_field_index("unchanged")
+    kind = rows.schema.field(index)
+    return rows.set_column(index, kind, pa.array(unchanged, kind.type))
 
 
 def _blanked(

@@ -303,7 +303,7 @@ def _tables(connection: Connection, pipeline: Pipeline) -> Iterator[Finding]:
     relations = resolve_tables(connection, pipeline)
     faults = table_faults(connection, pipeline, relations)
     yield from (_problem("tables", fault) for fault in faults.values())
-    for warning in table_warnings(relations, pipeline):
+    for warning in table_warnings(connection, relations, pipeline):
         yield Finding(CheckStatus.WARNING, "tables", warning)
     if not faults:
         yield _ok("tables", f"{len(relations)} tables can be replicated")

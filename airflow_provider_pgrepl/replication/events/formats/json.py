@@ -283,7 +283,7 @@ class JsonShape:
 
 
 def _lacks_values(rows: pa.Table) -> Bools:
-    """Return a mask of the updates that lack values."""
+    """Return a mask of the rows that lack values."""
     counts = pc.fill_null(pc.list_value_length(rows["unchanged"]), 0)
     found: Bools = pc.greater(counts, 0).to_numpy()
     return found

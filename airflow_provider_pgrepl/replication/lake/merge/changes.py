@@ -1,6 +1,8 @@
 """The changes of one relation as `collapse` reads them: ops, rows before and after, and unchanged values.
 
 An unchanged value is one that the server did not send with an update, because the update did not change it.
+An update that moves a row into the publication's row filter is sent as an insert, which may lack such values.
+Nothing has them: the row was not published before.
 """
 
 from __future__ import annotations
@@ -13,9 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_provider_pgrepl import errors
-from airflow_provider_pgrepl.errors import DriftError, LakeTableError
+from airflow_provider_pgrepl.errors import DriftError, IdentityError, LakeTableError, Remedy
 from airflow_provider_pgrepl.replication.lake.merge.kernels import hash_texts
-from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.names import TableName, show_identifier
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -150,7 +152,7 @@ def read_changes(changes: pa.Table, relation: Relation, *, whole: bool = False) 
     """Read changelog rows of one relation: all of them if `whole`, else those after the last TRUNCATE.
 
     Raises DriftError if rows have another number of columns than the relation, LakeTableError if a change is
-    not valid for the relation.
+    not valid for the relation, IdentityError if an insert lacks values.
     """
     op = _ops(changes)
     truncate_places = np.flatnonzero(op == _TRUNCATE)
@@ -167,10 +169,27 @@ def read_changes(changes: pa.Table, relation: Relation, *, whole: bool = False) 
     old = RowImages(array_of(changes, "old", TEXTS), width, relation.table)
     _check_complete(op, new, old, relation)
     unchanged_row, unchanged_column = unchanged_pairs(array_of(changes, "unchanged", pa.list_(pa.int16())))
-    if bool((op[unchanged_row] != _UPDATE).any() or (unchanged_column >= width).any()):
-        raise contradiction(relation, "a change that is no update of its columns lacks values")
+    if bool((op[unchanged_row] == _DELETE).any() or (unchanged_column >= width).any()):
+        raise contradiction(relation, "a change that adds no row of its columns lacks values")
+    _check_inserts(unchanged_column[op[unchanged_row] == _INSERT], relation)
     truncates = np.searchsorted(places, truncate_places)
     return ChangedRows(op, new, old, unchanged_row, unchanged_column, places, truncates, truncate_places)
+
+
+def _check_inserts(unsent: Ints, relation: Relation) -> None:
+    """Raise IdentityError if inserts lack values of columns that the lake has. `unsent`: their indexes."""
+    found = [relation.columns[index] for index in np.unique(unsent).tolist()]
+    names = [show_identifier(column.name) for column in found if column.attnum not in relation.ignored]
+    if not names:
+        return
+    columns, values = ("column", "a large value") if len(names) == 1 else ("columns", "large values")
+    raise IdentityError(
+        f"{relation.table}: an UPDATE moved a row into the publication's row filter, and the server did not"
+        f" send {columns} {', '.join(names)}, {values} that the UPDATE did not change",
+        f"ALTER TABLE {relation.table} REPLICA IDENTITY FULL, with which the server sends such values (not if"
+        f" the publication has a column list for it); then {errors.resnapshot(relation.table)}",
+        Remedy.RESNAPSHOT,
+    )
 
 
 def contradiction(relation: Relation, what: str) -> LakeTableError:

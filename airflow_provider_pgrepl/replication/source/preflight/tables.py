@@ -22,7 +22,11 @@ from airflow_provider_pgrepl.replication.source.catalog.refused_changes import (
     RefusedChanges,
     read_refused,
 )
-from airflow_provider_pgrepl.replication.source.catalog.relations import read_relations
+from airflow_provider_pgrepl.replication.source.catalog.relations import (
+    COLUMN_LISTS_SINCE,
+    memberships,
+    read_relations,
+)
 from airflow_provider_pgrepl.replication.source.connection import Connection, acting_role_hint, row, rows
 from airflow_provider_pgrepl.replication.source.copy.imported_snapshot import lock_tables
 from airflow_provider_pgrepl.replication.source.publication import read_publication
@@ -67,6 +71,15 @@ _OIDS = """
 SELECT c.oid::bigint FROM unnest(%s::text[], %s::text[]) AS named (schema, name)
     JOIN pg_catalog.pg_namespace n ON n.nspname = named.schema
     JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = named.name
+"""
+_WITH_FILTER = """
+SELECT m.oid::bigint FROM pg_catalog.pg_publication_rel m
+WHERE m.oid = ANY (%s::oid[]) AND m.prqual IS NOT NULL
+"""
+# Of these storages, values of more than some 2 kB are moved out of the row (TOAST).
+_LARGE = """
+SELECT a.attrelid::bigint, a.attnum FROM pg_catalog.pg_attribute a
+WHERE a.attrelid = ANY (%s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped AND a.attstorage IN ('e', 'x')
 """
 # A publication of a table includes its children by plain inheritance as well.
 _WITH_CHILDREN = """
@@ -330,8 +343,12 @@ def _created_publication_problems(
         )
 
 
-def table_warnings(relations: Iterable[Relation], pipeline: Pipeline) -> Iterator[str]:
-    """Yield warnings about unpublished generated columns, and about tables without replica identity."""
+def table_warnings(
+    connection: Connection, relations: Collection[Relation], pipeline: Pipeline
+) -> Iterator[str]:
+    """Yield warnings about unpublished generated columns, tables without replica identity, and row filters
+    on tables with large values."""
+    large = _large_values_in_filters(connection, relations, pipeline)
     for relation in relations:
         yield from _unpublished_columns(relation, pipeline)
         if relation.replica_identity == "n" or (
@@ -341,6 +358,40 @@ def table_warnings(relations: Iterable[Relation], pipeline: Pipeline) -> Iterato
                 f"{relation.table}: has no replica identity, so PostgreSQL refuses UPDATE and DELETE on it as"
                 " long as it is published"
             )
+        elif names := large.get(relation.oid):
+            yield (
+                f"{relation.table}: when an UPDATE moves a row into the publication's row filter, PostgreSQL"
+                f" does not send large values (TOAST) of {', '.join(names)} that it does not change, and the"
+                " table stops. REPLICA IDENTITY FULL prevents this, unless there is a column list"
+            )
+
+
+def _large_values_in_filters(
+    connection: Connection, relations: Collection[Relation], pipeline: Pipeline
+) -> dict[int, list[str]]:
+    """Return the names of columns, by the oid of their table, whose values the server may not send for a row
+    that is moved into a row filter. With REPLICA IDENTITY FULL it sends all."""
+    if connection.server_version < COLUMN_LISTS_SINCE:
+        return {}
+    oids = sorted(relation.oid for relation in relations if relation.replica_identity != "f")
+    with source_errors("reading the row filters"):
+        members = memberships(connection, oids, pipeline.publication, planned=False)
+        wanted = sorted({member.oid for member in members.values()})
+        filters = {oid for (oid,) in rows(connection, _WITH_FILTER, (wanted,))}
+        filtered = [oid for oid, member in members.items() if member.oid in filters]
+        large = {tuple(found) for found in rows(connection, _LARGE, (filtered,))}
+    return {relation.oid: names for relation in relations if (names := _names(relation, large, pipeline))}
+
+
+def _names(relation: Relation, large: Collection[tuple[int, ...]], pipeline: Pipeline) -> list[str]:
+    options = pipeline.options(relation.table)
+    return [
+        show_identifier(column.name)
+        for column in relation.columns
+        if (relation.oid, column.attnum) in large
+        and not column.is_key
+        and not options.column(column.name).excluded
+    ]
 
 
 def _unpublished_columns(relation: Relation, pipeline: Pipeline) -> Iterator[str]:
