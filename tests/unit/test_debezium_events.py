@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from airflow_provider_pgrepl.errors import ConfigError, PgReplError
+from airflow_provider_pgrepl.errors import ConfigError, PgReplError, ValueRangeError
 from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.events.event import Event
@@ -151,6 +152,37 @@ def test_moments_together_are_written_as_each_alone(counts: list[int | None], pr
 def test_debezium_encoder_rejects_unrepresentable_value(encode, text):
     with pytest.raises(UnsupportedValue):
         encode(pa.array([text]))
+
+
+@pytest.mark.parametrize(
+    ("text", "scale", "unscaled"),
+    [
+        ("9" * 5_000, 0, 10**5_000 - 1),
+        (f"-0.{'0' * 4_999}1", 5_000, -1),
+        (f"-{'9' * 131_072}.{'9' * 16_383}", 16_383, 1 - 10**147_455),
+    ],
+    ids=["integer", "fraction", "PostgreSQL's longest"],
+)
+def test_decimal_of_more_digits_than_python_reads_is_exact(text, scale, unscaled):
+    (written,) = debezium_types.free_decimals(pa.array([text], pa.large_string())).to_pylist()
+    found = json.loads(written)
+    assert found["scale"] == scale
+    value = base64.b64decode(found["value"])
+    assert int.from_bytes(value, "big", signed=True) == unscaled
+
+
+@pytest.mark.parametrize("error", [ValueError, OverflowError])
+def test_value_on_which_an_encoder_fails_is_of_its_column_alone(error):
+    def encode(_: pa.Array) -> pa.Array:
+        raise error("the value")
+
+    column = Column("v", 1, 1700, -1, "numeric")
+    parser = debezium_types.DebeziumParser({"type": "string"}, encode, None)
+    with pytest.raises(ValueRangeError, match="a value that cannot be read") as found:
+        debezium_types.DebeziumColumn(column, TableName("public", "t"), 0, parser).parse(pa.array(["1"]))
+    assert found.value.message.startswith('column "v" of public.t holds a value')
+    assert "the value" not in str(found.value)
+    assert found.value.__context__ is None
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,10 @@ _INTERVAL = re.compile(
 )
 _ZONED_TIME = re.compile(r"(\d\d):(\d\d):(\d\d)(\.\d{1,6})?([+-])(\d\d)(?::(\d\d))?(?::(\d\d))?")
 _POINT = re.compile(r"\(([^,]+),([^,]+)\)")
+_DIGITS = 640
+"""The number of digits that `int` reads whatever limit Python is given (PYTHONINTMAXSTRDIGITS)."""
 _NAN = "a number that is none, which Debezium sends as NULL"
+_UNREADABLE = "a value that cannot be read"
 _HINT = "let the column be a text (text_columns), or skip the event (on_error: skip_and_record)"
 _DATE_CHARACTERS, _SECOND_CHARACTERS = 10, 19
 """The lengths of `2024-05-01` and of `2024-05-01 12:00:00`."""
@@ -222,9 +225,18 @@ def _unscaled(text: str, scale: int) -> str:
     digits = whole + fraction.ljust(scale, "0")
     if len(fraction) > scale or not digits.lstrip("-").isdecimal():
         raise UnsupportedValue(_NAN, _HINT)
-    number = int(digits)
+    number = _integer(digits)
     size = (number + (number < 0)).bit_length() // 8 + 1
     return base64.b64encode(number.to_bytes(size, "big", signed=True)).decode()
+
+
+def _integer(digits: str) -> int:
+    """Parse an integer of any length: `int` refuses more than 4,300 digits."""
+    number, unsigned = 0, digits.removeprefix("-")
+    for start in range(0, len(unsigned), _DIGITS):
+        part = unsigned[start : start + _DIGITS]
+        number = number * 10 ** len(part) + int(part)
+    return -number if digits.startswith("-") else number
 
 
 def _money(text: str) -> str:
@@ -350,6 +362,8 @@ class DebeziumColumn(TypedColumn):
             return self.parser.parse(texts)
         except UnsupportedValue as unholdable:
             reason, hint = unholdable.reason, unholdable.hint
+        except (ValueError, OverflowError):
+            reason, hint = _UNREADABLE, _HINT  # the exception's message may hold the value
         raise ValueRangeError(
             f'column "{one_line(self.name)}" of {self.table} holds a value that Debezium\'s format cannot:'
             f" {reason}",
