@@ -229,6 +229,29 @@ def test_refused_events_are_skipped_and_all_others_arrive(received, kafka):
     assert read_record(received.pipeline.lake_root, "events").skipped == 3
 
 
+def test_change_without_an_event_stops_its_table_and_nothing_of_it_is_in_the_transaction(received, kafka):
+    execute(
+        received.dsn,
+        "alter table other add at timestamptz",
+        "begin; insert into t values (1, 'x'); insert into other values (1, 'x', 'now');"
+        " insert into other values (2, 'x', 'infinity'); insert into t values (2, 'x'); commit",
+        "insert into t values (3, 'x')",
+    )
+    received.receive()
+    assert received.run("publish", "--publisher", "events", "--until", "caught-up") == process.WILL_NOT_HELP
+    assert [(one.value["table"], one.value["data"]["id"]) for one in messages(received, kafka)] == [
+        ("public.t", 1),
+        ("public.t", 2),
+        ("public.t", 3),
+    ]
+    configure(received, on_error="skip_and_record")
+    finish(received)
+    found = [one.value["data"]["id"] for one in messages(received, kafka) if one.topic.endswith(".other")]
+    assert found == [1]
+    record = read_record(received.pipeline.lake_root, "events")
+    assert (record.skipped, record.stopped) == (1, {})
+
+
 def test_second_publisher_is_refused_and_first_goes_on(received, kafka):
     with transfers(received), publishing(received):
         published_more(received, 20)

@@ -252,6 +252,7 @@ class OrderedReader(Generic[Made]):
         self._stretches: Iterator[RowBatch] = iter(())
         self.ends_transaction = True
         self._next_fault: ReadError | None = None
+        self._expected: ReadError | None = None
         self.fault: ReadError | None = None
         self.durable_lsn = LSN(0)
 
@@ -267,6 +268,8 @@ class OrderedReader(Generic[Made]):
         """
         if self._next_fault is not None:
             self.fault, self._next_fault = self._next_fault, None
+            if self.fault is self._expected:
+                self._expected = None
             self._begin_again()
             raise self.fault.error
         self.fault = None
@@ -297,6 +300,10 @@ class OrderedReader(Generic[Made]):
         """Restrict reading to these tables of the selection from now on."""
         self._changes.wanted = self._changes.wanted.taking_only(tables)
         self._begin_again()
+
+    def expect(self, fault: ReadError) -> None:
+        """Raise the fault of an earlier reader before any change of its transaction is returned."""
+        self._expected = fault
 
     def names_of(self, oid: int) -> list[str]:
         """Return all names that a table has had."""
@@ -345,19 +352,30 @@ class OrderedReader(Generic[Made]):
         raise self.fault.error
 
     def _take(self, rows: pa.Table, ends_transaction: bool) -> list[Made]:
-        gap = self._gap(rows)
-        before = rows if gap is None else rows.filter(pc.less(rows["commit_lsn"], gap.position.commit_lsn))
+        known = self._known_fault(rows)
+        before = rows
+        if known is not None:
+            before = rows.filter(pc.less(rows["commit_lsn"], known.position.commit_lsn))
         try:
             changes = self._changes.of(before)
         except _OF_A_TABLE:
             before, changes = self._before_the_fault(before)
-        self._next_fault = self._next_fault or gap
+        self._next_fault = self._next_fault or known
         if count := before.num_rows:
             lsns = rows["commit_lsn"]
             is_all = count == rows.num_rows
             self.ends_transaction = ends_transaction if is_all else lsns[count - 1] != lsns[count]
             self.position = self._last_position(before)
         return changes
+
+    def _known_fault(self, rows: pa.Table) -> ReadError | None:
+        """Return the first fault that is raised before its transaction: a gap, or the expected one."""
+        gap, expected = self._gap(rows), self._expected
+        if expected is None or not pc.any(pc.equal(rows["commit_lsn"], expected.position.commit_lsn)).as_py():
+            return gap
+        if gap is not None and gap.position.commit_lsn < expected.position.commit_lsn:
+            return gap
+        return expected
 
     def _gap(self, rows: pa.Table) -> ReadError | None:
         """Return the first skipped transaction that may have changed a wanted table."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from airflow_provider_pgrepl.errors import (
     ChangelogError,
@@ -31,7 +31,7 @@ from airflow_provider_pgrepl.replication.events.publish.record import (
     PublisherState,
     missed,
 )
-from airflow_provider_pgrepl.replication.events.reader import OrderedReader
+from airflow_provider_pgrepl.replication.events.reader import OrderedReader, ReadError
 from airflow_provider_pgrepl.replication.events.relations import KnownRelations, TableSelection
 from airflow_provider_pgrepl.replication.events.targets.base import PendingEvents, Refusal, Target
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
@@ -163,6 +163,15 @@ class Delivery:
                 return
             self._settle_oldest()
 
+    def take_back(self) -> NoReturn:
+        """Take back the open transaction, so that consumers see nothing of it.
+
+        For a target that keeps transactions. Raises TransactionLost after the target is connected again.
+        """
+        # The target is available: nothing has to be waited for.
+        self._pause_s = 0.0
+        self._begin_again()
+
     def close(self) -> None:
         """Close the connection to the target."""
         self._target.close()
@@ -190,10 +199,7 @@ class Delivery:
         log.warning("%s; what is not acknowledged is sent again", error.message)
         self._progress.reconnects += 1
         if self._target.keeps_transactions:
-            self._progress.resent += sum(batch.sending.count for batch in self._batches)
-            self._batches.clear()
-            self.connect()
-            raise TransactionLost
+            self._begin_again()
         # Send all events after the first unsettled one again, including settled ones: a consumer receives the
         # earlier events in a new generation and would otherwise take them for newer than the later ones.
         rests: list[Sequence[Event]] = []
@@ -208,6 +214,12 @@ class Delivery:
         for batch, rest in zip(self._batches, rests, strict=True):
             self._progress.resent += len(rest)
             batch.sending = self._start(rest)
+
+    def _begin_again(self) -> NoReturn:
+        self._progress.resent += sum(batch.sending.count for batch in self._batches)
+        self._batches.clear()
+        self.connect()
+        raise TransactionLost
 
 
 class Publisher:
@@ -241,6 +253,7 @@ class Publisher:
         self._reader: OrderedReader[Event] | None = None
         self._make = make
         self._left_out: set[int] = set()
+        self._expected: ReadError | None = None
 
     @property
     def record(self) -> PublisherRecord:
@@ -324,7 +337,9 @@ class Publisher:
         """
         changelog = open_changelog(changelog_uri(self._pipeline.lake_root))
         found = {}
-        for oid, table in list(self._stopped.tables.items()):
+        # A table that has stopped again in this run waits for the next one.
+        waiting = {oid: one for oid, one in self._stopped.tables.items() if oid not in self._stopped.now}
+        for oid, table in waiting.items():
             found[oid] = min(table.after, self._state.position)
             try:
                 check_kept(changelog, found[oid])
@@ -357,7 +372,7 @@ class Publisher:
                 return False
 
     def _read_after(self, position: EventPosition) -> OrderedReader[Event]:
-        return OrderedReader(
+        reader = OrderedReader(
             self._pipeline,
             self._selection,
             after=position,
@@ -365,6 +380,9 @@ class Publisher:
             whole=self._settings.whole,
             unchanged=self._settings.unchanged,
         )
+        if self._expected is not None:
+            reader.expect(self._expected)
+        return reader
 
     def _next(self, reader: OrderedReader[Event], end: EventPosition | None = None) -> list[Event] | None:
         """Return the next events. None if there are no more, or if the next fault is after `end`.
@@ -379,24 +397,41 @@ class Publisher:
         fault = reader.fault
         if end is not None and fault.position > end:
             return None
-        # Settle all earlier events before the fault is recorded.
-        self._delivery.settle_down_to(0)
-        if fault.is_of_all and self._settings.on_error == "stop_table":
-            raise fault.error
-        if fault.is_of_all:
-            self._state.add_skipped([(str(fault.position), TRANSACTIONS, fault.error.message)])
-            reader.pass_fault()
-        elif not fault.relations:
+        if not fault.is_of_all and not fault.relations:
             log.warning("%s: its messages, if it had any; tables are not concerned", fault.error.message)
             reader.pass_fault()
         elif self._settings.on_error == "skip_and_record":
-            tables = ", ".join(" or ".join(reader.names_of(oid)) for oid in sorted(fault.relations))
-            self._state.add_skipped([(str(fault.position), tables, fault.error.message)])
-            reader.pass_fault()
+            self._skip(fault, reader)
         else:
-            for oid in fault.relations:
-                self._stop(oid, reader.position, fault.error)
+            self._stop_tables(fault, reader)
         return []
+
+    def _skip(self, fault: ReadError, reader: OrderedReader[Event]) -> None:
+        """Continue after the fault, and record it once all earlier events are settled.
+
+        An open transaction goes on: its end, and not the fault, commits it.
+        """
+        tables = ", ".join(" or ".join(reader.names_of(oid)) for oid in sorted(fault.relations))
+        skipped = str(fault.position), TRANSACTIONS if fault.is_of_all else tables, fault.error.message
+        self._send([], partial(self._state.add_skipped, [skipped]))
+        reader.pass_fault()
+
+    def _stop_tables(self, fault: ReadError, reader: OrderedReader[Event]) -> None:
+        """Stop the tables of the fault, after all earlier events are settled.
+
+        If a part of the fault's transaction was sent that must not be seen alone, the part is taken back, and
+        the tables stop before the transaction, when it is read again.
+        """
+        if self._target.keeps_transactions and not reader.ends_transaction:
+            log.warning("%s: its transaction is sent again without the table", fault.error.message)
+            self._expected = fault
+            self._delivery.take_back()
+        self._delivery.settle_down_to(0)
+        if fault.is_of_all:
+            raise fault.error
+        for oid in fault.relations:
+            self._stop(oid, reader.position, fault.error)
+        self._expected = None
 
     # --- sending ---
 
