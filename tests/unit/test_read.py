@@ -16,6 +16,7 @@ from deltalake import DeltaTable, write_deltalake
 from airflow_provider_pgrepl.errors import ConfigError, LakeError, ToolError
 from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, ConsistentPoints
 from airflow_provider_pgrepl.replication.lake.read import consistent_arrow, consistent_read
+from airflow_provider_pgrepl.replication.lake.sql import sql_reader
 from airflow_provider_pgrepl.replication.lake.time_travel.views import view_names
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
@@ -185,3 +186,18 @@ def test_views_have_short_names_and_never_the_same() -> None:
         view_names(('public."Sales_Orders"', "sales.orders"), "", {})
     with pytest.raises(ConfigError, match=r"not a table here: public\.other"):
         view_names(tables, "", {"public.other": "x"})
+
+
+def test_only_tables_whose_name_is_a_word_of_the_query_are_opened() -> None:
+    """Another table's error must not fail the query."""
+    opened: list[str] = []
+
+    def source(name: str) -> pa.Table:
+        opened.append(name)
+        return pa.table({"n": [1]})
+
+    names = ["public.orders", "public.order", "public.ord$er", 'public."Text"', "public.ers"]
+    for sql in ("select * from orders", 'select n as "x" from "Text", public.orders'):
+        with sql_reader(sql, names, source, "now") as reader:
+            reader.read_all()
+    assert opened == ["public.orders", "public.orders", 'public."Text"']

@@ -70,10 +70,14 @@ def check_reads(sql: str) -> None:
 
 
 def _named(sql: str, tables: Sequence[str]) -> list[TableName]:
-    """Return the tables whose name, without the schema, occurs anywhere in the statement."""
+    """Return the tables whose name, without the schema, occurs as a word anywhere in the statement."""
     text = sql.casefold()
-    parsed = map(TableName.parse, tables)
-    return [table for table in parsed if quote_identifier(table.name)[1:-1].casefold() in text]
+    return [table for table in map(TableName.parse, tables) if _is_word_of(text, table.name)]
+
+
+def _is_word_of(text: str, name: str) -> bool:
+    word = re.escape(quote_identifier(name)[1:-1].casefold())
+    return re.search(rf"(?<![\w$]){word}(?![\w$])", text) is not None
 
 
 def _reader(builder: QueryBuilder, sql: str, doing: str, hint: str) -> pa.RecordBatchReader:
