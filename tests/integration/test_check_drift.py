@@ -9,9 +9,13 @@ import pytest
 
 from airflow_provider_pgrepl.errors import PublicationError, SourceConnectionError, StateError
 from airflow_provider_pgrepl.replication.app.access import Access
+from airflow_provider_pgrepl.replication.app.drift_check import check
 from airflow_provider_pgrepl.replication.app.drift_check.check import check_drift
 from airflow_provider_pgrepl.replication.app.drift_check.report import DriftReport
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.source.catalog.relations import read_relations
+from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableState
 from tests.support.recorded import Recorded
 
@@ -317,6 +321,27 @@ def test_a_partition_that_was_truncated_by_itself_stops_the_table(halves, run):
 def test_a_truncated_table_of_which_the_stream_has_not_told_is_left_alone(halves, run):
     run("truncate p")
     assert kinds(check_drift(halves.access)) == {"public.p": ("safe", False)}
+
+
+@pytest.mark.parametrize("again", ["", "truncate p"])
+def test_tables_that_change_while_a_truncate_is_awaited_are_left_alone(halves, run, monkeypatch, again):
+    """The stream's DDL is applied meanwhile: the records are then newer than the catalog that was read."""
+    run("truncate p")
+
+    def applied(state_db: StateDatabase, *_: object) -> bool:
+        run("create table p3 partition of p for values from (20) to (30)", "alter table p add x int")
+        with halves.access.source("test") as source:
+            found = read_relations(source, [halves.record("public.p").relation.oid], "pgrepl_shop")
+        (relation,) = found.values()
+        xids = {xid for _, xid in relation.files.values()}
+        state_db.record_relation("shop", replace(relation, truncated_by=max(xids)), LSN(1))
+        run(*filter(None, [again]))
+        return True
+
+    monkeypatch.setattr(check, "wait_until_applied", applied)
+    report = check_drift(halves.access)
+    assert kinds(report) == ({"public.p": ("safe", False)} if again else {})
+    assert halves.record("public.p").state is TableState.STREAMING
 
 
 def test_nor_is_one_whose_partitions_came_since(dsn, run):

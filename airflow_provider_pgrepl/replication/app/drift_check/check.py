@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from typing import Self
 
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import DriftError, PgReplError, PrivilegeError, Remedy
@@ -96,6 +97,41 @@ class TableFinding:
     error: PgReplError | None
 
 
+@dataclass(frozen=True)
+class _Look:
+    """The recorded tables, and what the source's catalog says of them."""
+
+    records: Mapping[TableName, TableRecord]
+    watched: dict[TableName, TableRecord]
+    current: dict[TableName, Relation | None]
+    rights: dict[int, PgReplError]
+    seen_at: LSN
+
+    @classmethod
+    def read(cls, source: Connection, state_db: StateDatabase, pipeline: Pipeline) -> Self:
+        # Read the records before the catalog: `mark_errored` then leaves alone tables whose record changed
+        # since.
+        records = state_db.read_tables(pipeline.name)
+        watched = _watched(records)
+        _check_publications(source, pipeline, watched.values())
+        current = _with_partitions(source, pipeline, current_relations(source, pipeline, _relations(watched)))
+        rights = lost_rights(source, list(filter(None, current.values())))
+        return cls(records, watched, current, rights, written_lsn(source))
+
+    def truncated(self, pipeline: Pipeline) -> list[Relation]:
+        """Return the recorded relations that look like a TRUNCATE which the stream may still send."""
+        return [
+            relation
+            for relation in _relations(self.watched)
+            if may_be_truncated(relation, self.current[relation.table], pipeline)
+        ]
+
+    def has_files_of(self, earlier: _Look, recorded: Relation) -> bool:
+        """Return True if a table's files are those of an earlier look: it was not truncated again since."""
+        now, then = self.current[recorded.table], earlier.current.get(recorded.table)
+        return now is not None and then is not None and now.files == then.files
+
+
 def check_drift(access: Access, mark_errored: bool = True) -> DriftReport:
     """Compare every table in the lake with the present catalog.
 
@@ -114,27 +150,22 @@ def check_drift(access: Access, mark_errored: bool = True) -> DriftReport:
         if state_db.read_pipeline(pipeline.name) is None:
             raise not_recorded(pipeline.name)
         check_ours(gather(pipeline, state_db, source, lake_may_fail=True))
-        # Read the records before the catalog: `mark_errored` then leaves alone tables whose record changed
-        # since.
-        records = state_db.read_tables(pipeline.name)
-        watched = _watched(records)
-        _check_publications(source, pipeline, watched.values())
-        current = _with_partitions(source, pipeline, current_relations(source, pipeline, _relations(watched)))
-        rights, seen_at = lost_rights(source, list(filter(None, current.values()))), written_lsn(source)
-        awaited = [
-            relation
-            for relation in _relations(watched)
-            if may_be_truncated(relation, current[relation.table], pipeline)
-        ]
-        is_settled = not awaited or wait_until_applied(state_db, pipeline.name, seen_at)
+        look = _Look.read(source, state_db, pipeline)
+        awaited = look.truncated(pipeline)
         if awaited:
-            # A TRUNCATE that the stream has sent until then is recorded by now.
-            again = _watched(state_db.read_tables(pipeline.name))
-            watched = {table: again[table] for table in watched if table in again}
-        findings = find_drift(pipeline, _relations(watched), current, rights)
-        if not is_settled:
-            findings |= {known.table: TableFinding(_AWAITED, rights.get(known.oid)) for known in awaited}
-        report = _Report(state_db, pipeline, seen_at, mark_errored)
+            is_settled = wait_until_applied(state_db, pipeline.name, look.seen_at)
+            # A TRUNCATE that the stream has sent until then is recorded by now, as is other DDL that was
+            # applied meanwhile. So the catalog is read again, too: records must not be newer than it.
+            before, look = look, _Look.read(source, state_db, pipeline)
+            awaited = [
+                known
+                for known in look.truncated(pipeline)
+                if not (is_settled and look.has_files_of(before, known))
+            ]
+        watched, records, rights = look.watched, look.records, look.rights
+        findings = find_drift(pipeline, _relations(watched), look.current, rights)
+        findings |= {known.table: TableFinding(_AWAITED, rights.get(known.oid)) for known in awaited}
+        report = _Report(state_db, pipeline, look.seen_at, mark_errored)
         tables = tuple(report.drifts(watched, findings))
         refused = published_refused(source, pipeline, records)
         if pipeline.protect_source and mark_errored:
