@@ -203,3 +203,15 @@ def test_spark_reads_a_version_by_the_columns_that_it_has(
         assert sorted(map(repr, found.to_pylist())) == sorted(map(repr, same.to_pylist()))
         if was == "soft":
             assert found["_pgrepl_deleted"].to_pylist().count(True) == count
+
+
+def test_spark_reads_rows_without_key_whose_columns_have_dots_in_their_names(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    of = numbered(column("item.no", "bigint"), column("a `b`.c"), identity="f")
+    lake = UnservedLake(tmp_path, of)
+    lake.apply(*(Change("I", new=(number, "a"), commit_lsn=110) for number in "112"))
+    lake.receive(Change("D", old=("1", "a"), commit_lsn=120), Change("I", new=("3", "b"), commit_lsn=130))
+    found = as_of(spark, lake.pipeline, lsn=130).table("public.t").toArrow()
+    assert sorted(found["item.no"].to_pylist()) == [1, 2, 3]
+    assert sorted(map(repr, found.to_pylist())) == sorted(map(repr, lake.read(130).to_pylist()))

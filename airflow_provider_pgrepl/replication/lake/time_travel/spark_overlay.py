@@ -108,7 +108,7 @@ class SparkNetRows:
 
         counted = [StructField(_WHICH, LongType()), StructField(_TIMES, LongType())]
         schema = StructType([*self.version.schema.fields, *counted])
-        return self.version.mapInArrow(reaching_store(_comparing(self.overlay)), schema)
+        return _mapped(self.version, _comparing(self.overlay), schema)
 
     def _remaining(self, compared: DataFrame) -> DataFrame:
         from pyspark.sql.window import Window
@@ -285,7 +285,7 @@ def frame_of(plan: TablePlan, spark: SparkSession) -> DataFrame:
 
 def _lay_over(version: DataFrame, overlay: Overlay) -> DataFrame:
     if overlay.evolves:
-        version = version.mapInArrow(reaching_store(_each(overlay.evolved)), spark_schema(overlay.schema))
+        version = _mapped(version, _each(overlay.evolved), spark_schema(overlay.schema))
     else:
         version = version.select(*map(quoted, overlay.schema.names))
     if not overlay.count:
@@ -293,6 +293,23 @@ def _lay_over(version: DataFrame, overlay: Overlay) -> DataFrame:
     if overlay.key_names:
         return SparkReplaced(version, overlay).result()
     return SparkNetRows(version, overlay).result()
+
+
+def _mapped(
+    frame: DataFrame, change: Callable[[Iterable[pa.RecordBatch]], Batches], schema: StructType
+) -> DataFrame:
+    """Return a data frame of this schema with the rows that `change` makes of those of `frame`.
+
+    pyspark looks up the columns of a frame by their names without quotes, so it does not find `item.no`.
+    `change` gets the names, and Spark only numbers.
+    """
+    names = frame.columns
+
+    def run(batches: Iterable[pa.RecordBatch]) -> Batches:
+        return change(batch.rename_columns(names) for batch in batches)
+
+    numbered = frame.toDF(*(f"c{number}" for number in range(len(names))))
+    return numbered.mapInArrow(reaching_store(run), schema)
 
 
 def _each(change: Callable[[pa.Table], pa.Table]) -> Callable[[Iterable[pa.RecordBatch]], Batches]:
@@ -323,7 +340,7 @@ def evolved_frame(closed: DataFrame, plan: TablePlan, schema: pa.Schema) -> Data
     if not any(overlay.evolves for overlay in plan.overlays):
         return closed
     change = _each(lambda rows: aligned(evolved_closed(rows, plan.overlays), schema))
-    return closed.mapInArrow(reaching_store(change), spark_schema(schema))
+    return _mapped(closed, change, spark_schema(schema))
 
 
 def aligned_frame(frame: DataFrame, schema: pa.Schema) -> DataFrame:
