@@ -29,7 +29,7 @@ from tests.conftest import closing_connection
 from tests.support.copied import Copied, begun, copying, rows
 from tests.support.jetstream import CreekStream, running_nats
 from tests.support.pages import wait_until_applied
-from tests.support.publishing import finish, generation, publishing_in_thread
+from tests.support.publishing import finish, generation, publishing_in_thread, run_publisher
 from tests.support.replicated import ROOT, execute, kill, wait_until
 
 TABLES = ("public.t", "public.other", "public.heap", 'public."odd %s"')
@@ -207,6 +207,58 @@ def test_consumer_exits_78_on_missing_messages_and_resnapshot_repairs_copy(copie
 
 def resnapshot(copied: Copied) -> bool:
     return copied.run_consumer("--resnapshot", "all") == process.DONE
+
+
+def test_change_that_the_stream_rejects_at_first_is_applied_when_it_arrives(copied):
+    copied.stream.make(max_msg_size=5_000)
+    begun(copied, "insert into other values (1, 'a')", "insert into heap values (1, null)")
+    reject(
+        copied,
+        "insert into other values (2, repeat('x', 9000))",
+        "insert into other values (3, 'c')",
+        "update other set v = 'd' where id = 3",
+        "insert into heap values (2, to_json(repeat('x', 9000)))",
+        "insert into heap values (3, null)",
+    )
+    copied.consume()
+    assert rows(copied.copy_dsn, "copied.other") == [("(1,a)",), ("(3,d)",)]
+    copied.stream.change(max_msg_size=-1)
+    finish(copied)
+    copied.consume(code=process.WILL_NOT_HELP)
+    copied.assert_equal("public.other")
+    assert "copied.heap has no key, and a change of it arrives after later ones" in copied.log_tail()
+    copied.apply()
+    with publishing_in_thread(copied):
+        wait_until(lambda: copied.run_consumer("--resnapshot", "copied.heap") == process.DONE, 150)
+    copied.assert_equal()
+
+
+def reject(copied: Copied, *statements: str) -> None:
+    """Execute statements, one of whose changes NATS rejects, and publish the others."""
+    execute(copied.dsn, *statements)
+    copied.receive()
+    assert run_publisher(copied) == process.WILL_NOT_HELP, copied.log_tail()
+
+
+def test_change_that_the_server_has_no_room_for_is_applied_when_it_has(copied, monkeypatch):
+    with running_nats("max_payload: 100000") as server:
+        monkeypatch.setenv(TARGET_VARIABLE, server.uri)
+        copied.stream = CreekStream(server.uri, copied.pipeline.name)
+        begun(copied, "insert into other values (1, 'a')")
+        reject(
+            copied,
+            "insert into other values (2, repeat('x', 200000))",
+            "insert into other values (3, 'c')",
+            "insert into heap values (1, to_json(repeat('x', 200000)))",
+            "insert into heap values (2, null)",
+        )
+        copied.consume()
+        server.stop()
+        server.settings = ""
+        server.start()
+        finish(copied)
+        copied.consume()
+        copied.assert_equal()
 
 
 def test_a_second_consumer_of_the_same_name_ends(copied):

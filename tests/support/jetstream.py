@@ -142,6 +142,11 @@ class CreekStream:
         given = {"name": name, "subjects": [f"{name}.>"], **settings}
         self._run(_with_client(self._uri, lambda client: client.jetstream().add_stream(**given)))
 
+    def change(self, **settings: Any) -> None:
+        """Give the stream of changes other settings."""
+        given = {"name": self.wal, "subjects": [f"{self.wal}.>"], **settings}
+        self._run(_with_client(self._uri, lambda client: client.jetstream().update_stream(**given)))
+
     def purge(self) -> None:
         self._run(_with_client(self._uri, lambda client: client.jetstream().purge_stream(self.wal)))
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
 
 import nats.errors
 import nats.js.errors
@@ -13,14 +16,19 @@ import pytest
 from airflow_provider_pgrepl.errors import TargetError, TargetUnavailableError
 from airflow_provider_pgrepl.replication.app.metrics.publisher import CreekMetrics
 from airflow_provider_pgrepl.replication.avro.codec import decimals
+from airflow_provider_pgrepl.replication.creek.events import CreekEvent
+from airflow_provider_pgrepl.replication.creek.streams import write_as_creek
 from airflow_provider_pgrepl.replication.creek.wire import Wire, framed, largest_payload, unframed
 from airflow_provider_pgrepl.replication.events.event import RESERVE, EventNumbers, above_all
+from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.publish.progress import PublisherProgress
 from airflow_provider_pgrepl.replication.events.targets.jetstream import JetStream
 from airflow_provider_pgrepl.replication.events.targets.jetstream_link import JetStreamReasons
-from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.settings.publisher import parse_publisher
 
+stub: Any = SimpleNamespace
+ENVELOPE = stub()
 SERVER = "nats://me:canary@here:4222"
 
 
@@ -143,3 +151,33 @@ def test_creeks_metrics_count_what_was_acknowledged_and_lines_of_the_log():
     assert found["creek_producer_pg_behind_bytes",] == 100
     assert 4_000 < found["creek_producer_pg_behind_time",] < 600_000
     assert (found["creek_producer_lsn",], found["creek_producer_wal_subscriptions",]) == (201, 1)
+
+
+def test_message_names_the_change_of_its_table_that_was_sent_before_it():
+    """Also on the next connection, and if that change was rejected; not if it is never sent."""
+    target: Any = stub(servers=[], stamps=EventNumbers())
+    settings = parse_publisher("shop", "events", {"target": "nats", "database": "shop"})
+    write_as_creek(target, settings, stub(id="lake"))
+    first, second, other, third, fourth = (
+        creek_event(number, table) for number, table in enumerate(["a.t", "a.t", "a.u", "a.t", "a.t"])
+    )
+    assert previous_of(target, first, second, other) == ["", first.id, ""]
+    assert previous_of(target, second, third) == [first.id, second.id]
+    target.messages().skip(third)
+    assert previous_of(target, third, fourth) == [second.id, second.id]
+
+
+def previous_of(target: Any, *events: CreekEvent) -> list[str]:
+    """Return which changes the messages of one connection name."""
+    messages = target.messages()
+    messages._announced = ENVELOPE
+    return [asyncio.run(messages.of(event)).headers.get("Pgrepl-Previous", "") for event in events]
+
+
+def creek_event(number: int, table: str) -> CreekEvent:
+    unstamped: Any = stub(stamped=lambda *_: b"")
+    position = EventPosition(Epoch(1), LSN(100), number)
+    moment = datetime.now(UTC)
+    return CreekEvent(
+        position, str(position), 1, table, "insert", moment, b"", envelope=ENVELOPE, unstamped=unstamped
+    )

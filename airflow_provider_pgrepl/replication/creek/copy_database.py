@@ -41,10 +41,11 @@ CREATE TABLE IF NOT EXISTS _pgrepl_consumer.tables (
     stamp bigint NOT NULL, change text NOT NULL, sequence bigint NOT NULL, error text NOT NULL,
     PRIMARY KEY (consumer, database, source));
 ALTER TABLE _pgrepl_consumer.tables ADD COLUMN IF NOT EXISTS target_oid bigint NOT NULL DEFAULT 0;
+ALTER TABLE _pgrepl_consumer.tables ADD COLUMN IF NOT EXISTS missing_after text NOT NULL DEFAULT '';
 """
 _IS_MADE = """
 SELECT EXISTS (SELECT FROM pg_catalog.pg_attribute
-               WHERE attrelid = to_regclass('_pgrepl_consumer.tables') AND attname = 'target_oid')
+               WHERE attrelid = to_regclass('_pgrepl_consumer.tables') AND attname = 'missing_after')
 """
 UP_TO_DATE = -1
 _INTEGERS = frozenset({"smallint", "integer", "bigint", "int2", "int4", "int8"})
@@ -134,10 +135,11 @@ class AppliedStreamPosition:
 
 @dataclass(frozen=True)
 class ConsumerTableState:
-    """A table and its position. `stamp`: that of the last change in the table. `change`: the id of that
-    change, empty if unknown. `sequence`: the message up to which the table is current, if that is less than
-    the stream's position; otherwise UP_TO_DATE. `error`: why later changes are not applied. `target_oid`: the
-    oid of the table that was filled; 0 if it is not recorded yet."""
+    """A table and its position. `stamp`: that of the last change in the table. `change`: the highest id of
+    the changes in the table, empty if unknown. `sequence`: the message up to which the table is current, if
+    that is less than the stream's position; otherwise UP_TO_DATE. `error`: why later changes are not applied.
+    `target_oid`: the oid of the table that was filled; 0 if it is not recorded yet. `missing_after`: the id
+    of the change whose next one has not arrived though later ones have; empty if none is missing."""
 
     source: TableName
     target: TableName
@@ -146,6 +148,7 @@ class ConsumerTableState:
     sequence: int = UP_TO_DATE
     error: str = ""
     target_oid: int = 0
+    missing_after: str = ""
 
     @property
     def is_behind(self) -> bool:
@@ -161,10 +164,39 @@ class ConsumerTableState:
 
     def has(self, change: WalChange) -> bool:
         """Return True if a change is in the table. A change that is sent again has a higher stamp, but the
-        same id."""
+        same id. While a change is missing, all later ones are sent again after it, and none counts as in the
+        table: they are applied again in their order."""
         if change.id and self.change:
-            return EventPosition.parse(change.id) <= EventPosition.parse(self.change)
+            return not _is_later(change.id, self.missing_after or self.change)
         return change.lsn <= self.stamp
+
+    def may_have(self, change: WalChange) -> bool:
+        """Return True if a change that `has` does not know may be in the table: it is not above the last one,
+        and one before them was missing."""
+        return bool(change.id and self.missing_after) and not _is_later(change.id, self.change)
+
+    def with_change(self, change: WalChange) -> ConsumerTableState:
+        """Return the table after a change was applied. If the stream has rejected the change before it, that
+        one is missing."""
+        if not change.id:
+            return replace(self, stamp=change.lsn)
+        last = change.id
+        if self.change and _is_later(self.change, last):
+            last = self.change
+        known = self.missing_after or self.change
+        is_missing = bool(known and change.previous) and _is_later(change.previous, known)
+        complete = known if is_missing else change.id
+        return replace(
+            self,
+            stamp=change.lsn,
+            change=last,
+            missing_after=complete if _is_later(last, complete) else "",
+        )
+
+
+def _is_later(change: str, other: str) -> bool:
+    """Return True if the id of a change is above another."""
+    return EventPosition.parse(change) > EventPosition.parse(other)
 
 
 def keeps_less(source: str, target: str) -> bool:
@@ -341,7 +373,7 @@ class CopyDatabase:
                 # Write the row, so that one of two processes that start at the same time waits for the other.
                 self.write_stream(cursor, self._stream)
             cursor.execute(
-                "SELECT source, target, stamp, change, sequence, error, target_oid"
+                "SELECT source, target, stamp, change, sequence, error, target_oid, missing_after"
                 " FROM _pgrepl_consumer.tables WHERE consumer = %s AND database = %s AND stamp <> %s",
                 (*self._whose, _LEFT_OUT),
             )
@@ -401,7 +433,7 @@ class CopyDatabase:
                 table = after.get(source, kept[source])
                 if not table.has(change):
                     self._run(cursor, table, shape, change)
-                    table = replace(table, stamp=change.lsn, change=change.id or table.change)
+                    table = table.with_change(change)
                 after[source] = table
             for table in after.values():
                 self.write_table(cursor, table)
@@ -444,16 +476,18 @@ class CopyDatabase:
         )
 
     def write_table(self, cursor: Any, table: ConsumerTableState) -> None:
-        place = (str(table.target), int(table.stamp), table.change, table.sequence, table.error)
+        place = (str(table.target), int(table.stamp), table.change)
+        progress = (table.sequence, table.error, table.missing_after)
         cursor.execute(
             "INSERT INTO _pgrepl_consumer.tables"
-            " (consumer, database, source, target, stamp, change, sequence, error, target_oid)"
-            " VALUES (%s, %s, %s, %s, %s, %s, %s, %s,"
+            " (consumer, database, source, target, stamp, change, sequence, error, missing_after, target_oid)"
+            " VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s,"
             " coalesce(nullif(%s, 0), pg_catalog.to_regclass(%s)::oid::bigint, 0))"
             " ON CONFLICT (consumer, database, source) DO UPDATE"
-            " SET (target, stamp, change, sequence, error, target_oid) = (excluded.target, excluded.stamp,"
-            " excluded.change, excluded.sequence, excluded.error, excluded.target_oid)",
-            (*self._whose, str(table.source), *place, table.target_oid, table.target.sql),
+            " SET (target, stamp, change, sequence, error, missing_after, target_oid) = (excluded.target,"
+            " excluded.stamp, excluded.change, excluded.sequence, excluded.error, excluded.missing_after,"
+            " excluded.target_oid)",
+            (*self._whose, str(table.source), *place, *progress, table.target_oid, table.target.sql),
         )
 
     def _types(self, cursor: Any, source: TableName, target: TableName, shape: TableShape) -> dict[str, str]:
@@ -488,6 +522,13 @@ class CopyDatabase:
 
     def _run(self, cursor: Any, table: ConsumerTableState, shape: TableShape, change: WalChange) -> None:
         target = table.target
+        if not shape.keys and table.may_have(change):
+            raise table_failed(
+                table.source,
+                f"{target} has no key, and a change of it arrives after later ones: those cannot be applied"
+                " again",
+                f"copy it again: pgrepl consume FILE.json --resnapshot {target}",
+            )
         with taking(table.source, target, self.forget_types):
             if change.op == "t":
                 cursor.execute(f"TRUNCATE {target.sql}")

@@ -31,11 +31,13 @@ _PLACE = ("op", "epoch", "commit_lsn", "ordinal", "xid")
 @dataclass(slots=True, kw_only=True)
 class CreekEvent(Event):
     """An event of creek's wire. `missing`: the Avro names of columns whose values were not sent, and that are
-    NULL in the event."""
+    NULL in the event. `previous`: the id of the table's event that was sent before it, empty for the first
+    one of a run; None until this event is sent."""
 
     envelope: CreekEnvelope
     unstamped: EncodedChange
     missing: tuple[str, ...] = ()
+    previous: str | None = None
 
 
 class CreekEvents(ChangeConverter[CreekEvent]):

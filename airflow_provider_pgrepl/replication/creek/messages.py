@@ -15,9 +15,10 @@ import fastavro
 from airflow_provider_pgrepl.errors import ConfigError, MessageError
 from airflow_provider_pgrepl.replication.avro.codec import fingerprint_text
 from airflow_provider_pgrepl.replication.avro.columns import INFINITIES, INFINITY
+from airflow_provider_pgrepl.replication.creek.stream_reading import PREVIOUS
 from airflow_provider_pgrepl.replication.creek.wire import MAGIC
 from airflow_provider_pgrepl.replication.events.position import EventPosition
-from airflow_provider_pgrepl.replication.events.targets.routing import words_of
+from airflow_provider_pgrepl.replication.events.targets.routing import NATS_ID, words_of
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.values.text_output import DAY_US, moment_text
@@ -60,7 +61,9 @@ class Schema:
 class WalChange:
     """A change. `lsn`: its stamp, which is higher than that of each change before it. `id`: the change's own
     id, empty if creek itself has sent the change. `before`: the key, or the row with REPLICA IDENTITY FULL.
-    `unchanged`: columns that were not sent, and that are None in `after`."""
+    `unchanged`: columns that were not sent, and that are None in `after`. `previous`: the id of the table's
+    change that the publisher sent before this one; empty if this is the first of a run, or if it is
+    unknown."""
 
     op: str
     schema: str
@@ -76,6 +79,7 @@ class WalChange:
     unchanged: tuple[str, ...] = ()
     sequence: int = 0
     """The sequence of the message in the stream."""
+    previous: str = ""
 
     @property
     def words(self) -> str:
@@ -189,8 +193,9 @@ def change_of(payload: bytes, schema: Any, headers: Mapping[str, str], sequence:
     found = row_of(payload[_HEAD_BYTES:], schema)
     try:
         source = found["source"]
-        if headers.get("Pgrepl-Id"):
-            EventPosition.parse(headers["Pgrepl-Id"])
+        for name in (NATS_ID, PREVIOUS):
+            if headers.get(name):
+                EventPosition.parse(headers[name])
         unchanged = headers.get("Creek-Unchanged", "")
         return WalChange(
             found["op"],
@@ -203,9 +208,10 @@ def change_of(payload: bytes, schema: Any, headers: Mapping[str, str], sequence:
             found["fingerprint"],
             found["before"],
             found["after"],
-            headers.get("Pgrepl-Id", ""),
+            headers.get(NATS_ID, ""),
             tuple(unchanged.split(",")) if unchanged else (),
             sequence,
+            headers.get(PREVIOUS, ""),
         )
     except (KeyError, TypeError, ValueError, ConfigError):
         raise MessageError(

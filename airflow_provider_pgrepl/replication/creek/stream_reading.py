@@ -31,6 +31,8 @@ _LOST = (nats.errors.Error, APIError, OSError)
 _PASSING_OR_AWAY = (*_PASSING, nats.errors.Error, OSError, TimeoutError)
 STAMP = "Pgrepl-Stamp"
 """The header of a change with its present stamp."""
+PREVIOUS = "Pgrepl-Previous"
+"""The header of a change with the id of the table's change that was sent before it in the same run."""
 _LOOK_BACK_S = (10.0, 600.0, None)
 """The times, in seconds, to look back, in this order; None: from the beginning."""
 

@@ -17,7 +17,12 @@ from nats.js.errors import APIError, NotFoundError
 from airflow_provider_pgrepl.replication.avro.codec import unique_long
 from airflow_provider_pgrepl.replication.creek.events import CreekEvent
 from airflow_provider_pgrepl.replication.creek.stream_lake import LAKE, StreamLake
-from airflow_provider_pgrepl.replication.creek.stream_reading import STAMP, last_message, stamp_of
+from airflow_provider_pgrepl.replication.creek.stream_reading import (
+    PREVIOUS,
+    STAMP,
+    last_message,
+    stamp_of,
+)
 from airflow_provider_pgrepl.replication.creek.wire import KINDS, CreekEnvelope, Wire, framed, unframed
 from airflow_provider_pgrepl.replication.events.event import Event, EventNumbers
 from airflow_provider_pgrepl.replication.events.targets.jetstream import JetStream
@@ -53,21 +58,25 @@ def write_as_creek(
 ) -> None:
     """Make a target write creek's messages. `lake`: the publisher's own lake. `accept`: called with each
     request for a snapshot; returns the subject to which the snapshot will be sent, or None."""
-    target.messages = lambda: _CreekMessages(target.servers, settings, target.stamps, accept, lake)
+    last_ids: dict[str, str] = {}
+    target.messages = lambda: _CreekMessages(target.servers, settings, target.stamps, last_ids, accept, lake)
 
 
 class _CreekMessages:
-    """The messages that one connection sends."""
+    """The messages that one connection sends. `last_ids`: the id of each table's last event, sent on this
+    connection or on an earlier one of the same run."""
 
     def __init__(
         self,
         servers: list[str],
         settings: PublisherSettings,
         stamps: EventNumbers,
+        last_ids: dict[str, str],
         accept: Accept | None,
         lake: StreamLake,
     ) -> None:
         self._servers, self._stamps, self._accept, self._lake = servers, stamps, accept, lake
+        self._last_ids = last_ids
         self._wire = Wire(settings.namespace, settings.database, settings.wire)
         self.stream = self._wire.stream("wal")
         self._requests: RequestResponder | None = None
@@ -86,6 +95,11 @@ class _CreekMessages:
 
     async def of(self, event: Event) -> NatsMessage:
         assert isinstance(event, CreekEvent)
+        if event.previous is None:
+            # Before anything can reject it: an event that is sent again keeps it, and later ones name this
+            # one though it was rejected.
+            event.previous = self._last_ids.get(event.table, "")
+            self._last_ids[event.table] = event.id
         if event.envelope is not self._announced:
             try:
                 await self._streams.announce(event.envelope)
@@ -98,9 +112,16 @@ class _CreekMessages:
         sent_at = unique_long(time.time_ns() // 1_000)
         body = event.unstamped.stamped(stamp, sent_at, last)
         headers = {**identity(event), STAMP: str(LSN(stamp)), LAKE: self._lake.id}
+        if event.previous:
+            headers[PREVIOUS] = event.previous
         if event.missing:
             headers["Creek-Unchanged"] = ",".join(event.missing)
         return NatsMessage(self._wire.subject("wal", event.table), framed(body), headers, len(body))
+
+    def skip(self, event: Event) -> None:
+        assert isinstance(event, CreekEvent)
+        if self._last_ids.get(event.table) == event.id:
+            self._last_ids[event.table] = event.previous or ""
 
     async def end(self) -> None:
         if self._requests is not None:

@@ -93,7 +93,7 @@ class NatsMessage(NamedTuple):
 class Messages(Protocol):
     """The conversion from events to messages, for one connection.
 
-    All methods except `of` raise the client's errors.
+    `begin` and `end` raise the client's errors.
     """
 
     stream: str
@@ -104,6 +104,9 @@ class Messages(Protocol):
 
     async def of(self, event: Event) -> NatsMessage:
         """Return the message of an event. Raises UnsendableEventError."""
+
+    def skip(self, event: Event) -> None:
+        """Forget an event that is not sent, now or later."""
 
     async def end(self) -> None:
         """Clean up after the connection has ended."""
@@ -134,6 +137,9 @@ class PlainMessages:
         if len(place.encode()) > _LONGEST_SUBJECT:
             raise UnsendableEventError(f"the event's subject has more than {_LONGEST_SUBJECT:,} bytes")
         return NatsMessage(place, event.body, self._headers(event), len(event.body), event.business is None)
+
+    def skip(self, event: Event) -> None:
+        """Do nothing: no message names an earlier one."""
 
     async def end(self) -> None:
         """Do nothing."""
@@ -264,6 +270,8 @@ class JetStreamLink:
         self._waiting: deque[UnacknowledgedEvent] = deque()
         self._on_the_way: dict[str, _OnTheWire] = {}
         self._sendings: dict[int, PendingEvents] = {}
+        self._refused: set[int] = set()
+        """The relations of rejected events, by oid."""
         self._bytes = self._tag = 0
         self._error: PgReplError | None = None
         self._lock = threading.Lock()
@@ -395,10 +403,17 @@ class JetStreamLink:
             await self._publish(self._waiting.popleft())
 
     async def _publish(self, one: UnacknowledgedEvent) -> None:
+        is_skipping = self._settings.on_error == "skip_and_record"
+        if one.event.relation_id in self._refused and not is_skipping:
+            # The next run sends it after the rejected one: consumers then get both in order.
+            self._settle(one, Refusal(one.event, "an earlier event of its table was rejected"))
+            return
         try:
             message = await self._messages.of(one.event)
             self._check_size(message)
         except UnsendableEventError as error:
+            if is_skipping:
+                self._messages.skip(one.event)
             self._settle(one, Refusal(one.event, str(error)))
             return
         self._tag += 1
@@ -442,7 +457,9 @@ class JetStreamLink:
             self._wake.set()
 
     def _settle(self, one: UnacknowledgedEvent, refusal: Refusal | None = None) -> None:
-        if refusal is None:
+        if refusal is not None:
+            self._refused.add(one.event.relation_id)
+        else:
             event = one.event
             self._sent.counts[event.op, event.table] += 1
             self._sent.commit_ts = event.commit_ts
