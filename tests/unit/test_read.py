@@ -197,7 +197,7 @@ def test_only_tables_whose_name_is_a_word_of_the_query_are_opened() -> None:
         return pa.table({"n": [1]})
 
     names = ["public.orders", "public.order", "public.ord$er", 'public."Text"', "public.ers"]
-    for sql in ("select * from orders", 'select n as "x" from "Text", public.orders'):
+    for sql in ("select * from orders", 'select 1 from "Text", public.orders'):
         with sql_reader(sql, names, source, "now") as reader:
             reader.read_all()
     assert opened == ["public.orders", "public.orders", 'public."Text"']
