@@ -65,6 +65,11 @@ class UnservedLake:
         commit_snapshot(self.uri, schema, [], LSN(position), "p", EPOCH, None, record.version)
         self.note_point(position)
 
+    def alter(self, of: Relation) -> None:
+        """Give the table another definition, which is that of the next changes."""
+        self.of = of
+        RelationIndex(relations_uri(self.root)).add(EPOCH, RelationRecord.of_catalog(of))
+
     def receive(self, *changes: Change) -> pa.Table:
         """Write transactions into the changelog, and return their rows."""
         rows = table_of(changes).select(ROW_SCHEMA.names)

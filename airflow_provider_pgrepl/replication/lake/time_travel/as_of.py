@@ -45,7 +45,7 @@ from airflow_provider_pgrepl.replication.lake.time_travel.plan import (
 )
 from airflow_provider_pgrepl.replication.lake.time_travel.verification import UnverifiedWarning
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.names import TableName, show_identifier
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.settings.tables import PARTITION
@@ -78,7 +78,7 @@ class HistoryAsOf:
         cls, lake_root: str, table: TableName, current: pa.Schema, epoch: Epoch, lsn: LSN
     ) -> HistoryAsOf:
         """Return the history of a table. `current`: the table's columns at the point in time. Raises
-        LakeError if the table has no history, or it cannot be opened."""
+        LakeError if the table has no history, if it began later with other columns, or cannot be opened."""
         uri = history_uri(lake_root, table)
         try:
             opened = open_delta(uri)
@@ -94,7 +94,9 @@ class HistoryAsOf:
                 f"{opening}: {type(error).__name__}",
                 "check that the folder is complete and readable; the table itself is not affected",
             ) from None
-        schema = _united(pa.schema(opened.schema().to_arrow()), current)
+        if not {COMMIT_LSN, COMMIT_TS} <= set(current.names):
+            raise _began_later(table, "its lake table had no commit_lsn_column or commit_ts_column")
+        schema = _united(table, pa.schema(opened.schema().to_arrow()), current)
         return cls(TableVersion(table, uri, int(opened.version())), schema, epoch, lsn)
 
     def arrow(self, current: pa.Table, plan: TablePlan | None = None) -> pa.Table:
@@ -134,26 +136,48 @@ class HistoryAsOf:
         return f"{TO_EPOCH} < {epoch} or ({TO_EPOCH} = {epoch} and {TO_LSN} <= {lsn})"
 
 
-def _united(history: pa.Schema, current: pa.Schema) -> pa.Schema:
+def _began_later(table: TableName, why: str) -> LakeError:
+    return LakeError(
+        f"{table} kept no history then: {why}",
+        "read its history as of an LSN after the resnapshot with which it began",
+    )
+
+
+def _united(table: TableName, history: pa.Schema, current: pa.Schema) -> pa.Schema:
     """Return the history's columns, and those that the table got since. If the types differ, the wider one is
-    used."""
+    used. Raises LakeError if neither is."""
     own = {*_FROM.values(), DELETED, PARTITION}
     fields = {field.name: field for field in history}
     for field in current:
         if field.name not in own:
             known = fields.get(field.name)
-            fields[field.name] = field if known is None else _wider(known, field)
+            fields[field.name] = field if known is None else _wider(table, known, field)
     return pa.schema(list(fields.values()))
 
 
-def _wider(one: pa.Field, other: pa.Field) -> pa.Field:
-    if pa.types.is_string(one.type) or pa.types.is_string(other.type):
-        return one.with_type(pa.string())
-    try:
-        both = pa.unify_schemas([pa.schema([one]), pa.schema([other])], promote_options="permissive")
-    except (pa.ArrowInvalid, pa.ArrowTypeError):
-        return one
-    return both.field(0)
+def _wider(table: TableName, history: pa.Field, current: pa.Field) -> pa.Field:
+    kinds = history.type, current.type
+    if history.type == current.type:
+        return history
+    if _differ_in_size(*kinds):
+        schemas = [pa.schema([field]) for field in (history, current)]
+        wider = pa.unify_schemas(schemas, promote_options="permissive").field(0)
+        if wider.type in kinds:
+            return wider
+    # A history is never rewritten, so that one with another type was begun with the table's next copy.
+    raise _began_later(
+        table,
+        f"its history has column {show_identifier(history.name)} as {history.type}, and the table had it as"
+        f" {current.type}",
+    )
+
+
+def _differ_in_size(one: pa.DataType, other: pa.DataType) -> bool:
+    """Return True if a table that evolves can get one of these types in place of the other."""
+    if pa.types.is_list(one) and pa.types.is_list(other):
+        return _differ_in_size(one.value_type, other.value_type)
+    kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
+    return any(kind(one) and kind(other) for kind in kinds)
 
 
 def _begun(current: pa.Table, epoch: Epoch) -> pa.Table:

@@ -472,6 +472,10 @@ def _evolved_ended(rows: pa.Table, overlay: Overlay) -> pa.Table:
     """Return row versions that ended before `overlay.relation` became effective, in its types. Columns that
     it added are null, whatever their default."""
     before = overlay.before
+    for typed in typed_columns(before, overlay.options):
+        # A history that began after a column was dropped lacks it.
+        if typed.name not in rows.column_names:
+            rows = rows.append_column(typed.name, pa.nulls(len(rows), typed.lake_type))
     held = {column.attnum for column in (*before.columns, *before.unpublished, *before.dropped)}
     after = evolved(rows, before, overlay.relation, overlay.options)
     for number, typed in enumerate(typed_columns(overlay.relation, overlay.options)):
