@@ -59,22 +59,26 @@ class UnservedLake:
     def copy(self, position: int) -> None:
         """Copy the table, without rows, with today's settings."""
         self.copied = self.pipeline.options(self.of.table)
-        record = RelationRecord.of_catalog(self.of)
-        RelationIndex(relations_uri(self.root)).add(EPOCH, record)
+        self.know(self.of)
         schema = lake_schema(self.of, self.copied)
-        commit_snapshot(self.uri, schema, [], LSN(position), "p", EPOCH, None, record.version)
+        commit_snapshot(self.uri, schema, [], LSN(position), "p", EPOCH, None, self.of.version)
         self.note_point(position)
 
     def alter(self, of: Relation) -> None:
         """Give the table another definition, which is that of the next changes."""
         self.of = of
+        self.know(of)
+
+    def know(self, of: Relation) -> None:
+        """Add a definition to the relation index."""
         RelationIndex(relations_uri(self.root)).add(EPOCH, RelationRecord.of_catalog(of))
 
-    def receive(self, *changes: Change) -> pa.Table:
-        """Write transactions into the changelog, and return their rows."""
-        rows = table_of(changes).select(ROW_SCHEMA.names)
-        version = pa.repeat(pa.scalar(self.of.version, pa.int64()), len(rows))
-        rows = rows.set_column(rows.schema.get_field_index("relation_version"), "relation_version", version)
+    def receive(self, *changes: Change, of: Relation | None = None) -> pa.Table:
+        """Write transactions into the changelog, and return their rows. `of`: another table's definition."""
+        relation, rows = of or self.of, table_of(changes).select(ROW_SCHEMA.names)
+        for name, value in (("relation_id", relation.oid), ("relation_version", relation.version)):
+            values = pa.repeat(pa.scalar(value, pa.int64()), len(rows))
+            rows = rows.set_column(rows.schema.get_field_index(name), name, values)
         lsns = [change.commit_lsn for change in changes]
         part = self.writer.write_part(rows)
         self.writer.append(

@@ -10,11 +10,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from airflow_provider_pgrepl.errors import LakeError
+from airflow_provider_pgrepl.errors import DriftError, LakeError
 from airflow_provider_pgrepl.replication.lake.history.table import prepare_history
 from airflow_provider_pgrepl.replication.lake.time_travel.as_of import arrow_view_as_of
 from airflow_provider_pgrepl.replication.lake.time_travel.overlay import RowsByKey
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.names import TableName
 from tests.support.changes import column
 from tests.support.model import Change
 from tests.support.unserved import EPOCH, UnservedLake, numbered
@@ -76,3 +77,25 @@ def test_a_history_that_began_after_a_column_was_dropped_is_read_from_before(tmp
     begin_history(lake)
     found = history(lake, 120).sort_by("v").select(["id", "v", "w", "_pgrepl_to_lsn"])
     assert [tuple(row.values()) for row in found.to_pylist()] == [(1, "a", None, 120), (1, "b", "c", None)]
+
+
+def test_a_table_is_read_whose_name_another_one_had_before(tmp_path: Path) -> None:
+    lake = UnservedLake(tmp_path, OF)
+    lake.apply(Change("I", new=("1", "a"), commit_lsn=110))
+    before = replace(OF, oid=8)
+    archive = replace(before, table=TableName("public", "t_archive"))
+    for of in (before, archive):
+        lake.know(of)
+    lake.receive(Change("I", new=("7", "z"), commit_lsn=120), of=archive)
+    lake.receive(Change("I", new=("2", "b"), commit_lsn=130))
+    assert sorted(lake.read(130)["id"].to_pylist()) == [1, 2]
+
+
+def test_changes_of_another_table_with_the_name_are_noticed(tmp_path: Path) -> None:
+    lake = UnservedLake(tmp_path, OF)
+    lake.apply(Change("I", new=("1", "a"), commit_lsn=110))
+    after = replace(OF, oid=8)
+    lake.know(after)
+    lake.receive(Change("I", new=("7", "z"), commit_lsn=120), of=after)
+    with pytest.raises(DriftError, match="another made under its name"):
+        lake.read(120)

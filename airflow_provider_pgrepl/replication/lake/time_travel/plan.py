@@ -3,7 +3,7 @@ it."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -410,15 +410,17 @@ class Planner:
             )
 
     def _check_successors(self, relation: Relation, above: LSN) -> None:
-        """Raise DriftError if another table with the same name has changes up to the point in time."""
+        """Raise DriftError if another table has changes up to the point in time while it has the name."""
         upto = self._moment.lsn
-        others = {
-            record.catalog.oid
-            for record in self._kept.records
-            if record.catalog is not None and record.catalog.table == relation.table
-        }
-        for oid in others - {relation.oid}:
-            if self._kept.rows(self._kept.files(oid, above, upto), oid, above, upto).num_rows:
+        others: defaultdict[int, list[int]] = defaultdict(list)
+        for record in self._kept.records:
+            catalog = record.catalog
+            if catalog is not None and catalog.table == relation.table and catalog.oid != relation.oid:
+                others[catalog.oid].append(record.version)
+        for oid, versions in others.items():
+            rows = self._kept.rows(self._kept.files(oid, above, upto), oid, above, upto)
+            # A table that had the name before, and was renamed, may go on under its other name.
+            if pc.any(pc.is_in(rows["relation_version"], pa.array(versions, pa.int64()))).as_py():
                 raise DriftError(
                     f"{relation.table} was dropped and another made under its name before {upto}",
                     errors.resnapshot(relation.table),
