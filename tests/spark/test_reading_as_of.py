@@ -7,9 +7,11 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, write_deltalake
 
-from airflow_provider_pgrepl.errors import ConfigError
+from airflow_provider_pgrepl.errors import ConfigError, LakeTableError
 from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoints
 from airflow_provider_pgrepl.replication.lake.read import consistent_arrow, consistent_read
 from airflow_provider_pgrepl.replication.lake.time_travel.as_of import arrow_as_of, arrow_view_as_of, as_of
@@ -215,3 +217,19 @@ def test_spark_reads_rows_without_key_whose_columns_have_dots_in_their_names(
     found = as_of(spark, lake.pipeline, lsn=130).table("public.t").toArrow()
     assert sorted(found["item.no"].to_pylist()) == [1, 2, 3]
     assert sorted(map(repr, found.to_pylist())) == sorted(map(repr, lake.read(130).to_pylist()))
+
+
+@pytest.mark.parametrize("of", ["U", "D"])
+def test_spark_refuses_a_version_that_has_a_changed_row_twice(
+    spark: SparkSession, tmp_path: Path, of: str
+) -> None:
+    lake = UnservedLake(tmp_path, numbered(column("id", "bigint", key=True), column("v")))
+    lake.apply(Change("I", new=("1", "a"), commit_lsn=110))
+    write_deltalake(lake.uri, pa.table(DeltaTable(lake.uri).to_pyarrow_table()), mode="append")
+    lake.note_point(115)
+    row = {"new": ("1", None), "unchanged": (1,)} if of == "U" else {"old": ("1", None)}
+    lake.receive(Change(of, commit_lsn=120, **row))
+    with pytest.raises(LakeTableError, match="has it twice"):
+        lake.read(120)
+    with pytest.raises(Exception, match="has it twice"):
+        as_of(spark, lake.pipeline, lsn=120).table("public.t").toArrow()

@@ -213,17 +213,19 @@ class SparkReplaced:
 
     def _coming(self) -> DataFrame:
         """Return the new rows, with the values that stay from their origin rows. Fails when used if an origin
-        or a row to replace is missing."""
+        or a row to replace is missing, or is there twice."""
         sql, numbers = self.sql, range(len(self.version.columns))
         joined = self._with_touched(self._rows(), replaced, "b")
-        before, known = "b", "b_there"
+        before = "b"
         if not self.is_own_origin:
             joined = self._with_touched(joined, origin, "k")
-            before, known = "k", "k_there"
+            before = "k"
+        replaced_times, kept_times = sql.col("b_times"), sql.col(f"{before}_times")
         keeps = sql.greatest(sql.lit(False), *(sql.col(kept(n)) for n in numbers)) & sql.col(ALIVE)
-        lacks = (sql.col(MUST) & sql.col("b_there").isNull()) | (keeps & sql.col(known).isNull())
+        lacks = (sql.col(MUST) & replaced_times.isNull()) | (keeps & kept_times.isNull())
+        doubles = (replaced_times > 1) | (kept_times > 1)
         error = sql.raise_error(sql.lit(MISSING)).cast("boolean")
-        checked = joined.where(sql.when(lacks, error).otherwise(sql.col(ALIVE)))
+        checked = joined.where(sql.when(lacks | doubles, error).otherwise(sql.col(ALIVE)))
         return checked.select(
             *(
                 sql.when(sql.col(kept(n)), sql.col(f"{before}{n}")).otherwise(sql.col(value(n))).alias(name)
@@ -233,17 +235,19 @@ class SparkReplaced:
 
     def _with_touched(self, entries: DataFrame, name: Callable[[int], str], prefix: str) -> DataFrame:
         """Return the entries joined with the version's rows that have the key in `name`, as columns of prefix
-        and number, and the column `<prefix>_there`.
+        and number, and the column `<prefix>_times`: how many rows have the key, null for none.
 
         These rows are few, so they are selected before the join.
         """
+        from pyspark.sql.window import Window
+
         sql, numbers = self.sql, range(len(self.keys))
         keys = self._rows().select(*(sql.col(name(n)).alias(f"w{n}") for n in numbers))
         version = self.version.limit(0) if self.emptied else self.version
         same = self._all((version[quoted(key)], keys[f"w{n}"]) for n, key in enumerate(self.keys))
         touched = version.join(self._hinted(keys), same, "left_semi").select(
             *(sql.col(quoted(column)).alias(f"{prefix}{n}") for n, column in enumerate(version.columns)),
-            sql.lit(True).alias(f"{prefix}_there"),
+            sql.count(sql.lit(1)).over(Window.partitionBy(*map(quoted, self.keys))).alias(f"{prefix}_times"),
         )
         places = [self.version.columns.index(key) for key in self.keys]
         pairs = ((sql.col(name(n)), sql.col(f"{prefix}{place}")) for n, place in enumerate(places))
