@@ -371,9 +371,9 @@ def _large_values_in_filters(
 ) -> dict[int, list[str]]:
     """Return the names of columns, by the oid of their table, whose values the server may not send for a row
     that is moved into a row filter. With REPLICA IDENTITY FULL it sends all."""
-    if connection.server_version < COLUMN_LISTS_SINCE:
-        return {}
     oids = sorted(relation.oid for relation in relations if relation.replica_identity != "f")
+    if not oids or connection.server_version < COLUMN_LISTS_SINCE:
+        return {}
     with source_errors("reading the row filters"):
         members = memberships(connection, oids, pipeline.publication, planned=False)
         wanted = sorted({member.oid for member in members.values()})
