@@ -180,18 +180,12 @@ class ConsumerTableState:
         one is missing."""
         if not change.id:
             return replace(self, stamp=change.lsn)
-        last = change.id
-        if self.change and _is_later(self.change, last):
-            last = self.change
+        last = self.change if self.change and _is_later(self.change, change.id) else change.id
         known = self.missing_after or self.change
         is_missing = bool(known and change.previous) and _is_later(change.previous, known)
         complete = known if is_missing else change.id
-        return replace(
-            self,
-            stamp=change.lsn,
-            change=last,
-            missing_after=complete if _is_later(last, complete) else "",
-        )
+        missing = complete if _is_later(last, complete) else ""
+        return replace(self, stamp=change.lsn, change=last, missing_after=missing)
 
 
 def _is_later(change: str, other: str) -> bool:
