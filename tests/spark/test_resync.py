@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +23,7 @@ from airflow_provider_pgrepl.replication.lake.verify.repair import TableRepair
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from tests.support.in_process import EndedAtOnce, InProcess
 from tests.support.received import EAGER
-from tests.support.replicated import execute, wait_until
+from tests.support.replicated import execute, repeating, wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -80,26 +79,20 @@ def test_lost_slot_costs_only_the_rows_that_changed_and_streaming_goes_on(
     per_table = {"public.t": {"partition_by": "part"}}
     pipeline = InProcess(spark, dsn, tmp_path, tables, per_table=per_table, snapshot_range_bytes=128 << 10)
     pipeline.snapshot()
-    stop = threading.Event()
 
-    def change() -> None:
-        for turn in range(1_000_000):
-            if stop.is_set():
-                return
-            key = turn % 100 + 1
-            execute(
-                dsn,
-                f"update t set n = n + 1 where id between 1 and 200 and id % 10 = {turn % 10}",
-                f"delete from t where id = {key}; insert into t values ({key}, {turn}, 'new', 'new', 'hot')",
-                f"update t set id = -id where id in ({key + 100}, {-key - 100})",
-                f"insert into t values ({_ROWS + turn + 1}, 0, 'more', 'more', 'hot')",
-                "delete from heap where ctid = (select min(ctid) from heap)",
-                f"insert into heap values ({turn}, 'other'), ({turn}, 'other')",
-            )
+    def change(turn: int) -> None:
+        key = turn % 100 + 1
+        execute(
+            dsn,
+            f"update t set n = n + 1 where id between 1 and 200 and id % 10 = {turn % 10}",
+            f"delete from t where id = {key}; insert into t values ({key}, {turn}, 'new', 'new', 'hot')",
+            f"update t set id = -id where id in ({key + 100}, {-key - 100})",
+            f"insert into t values ({_ROWS + turn + 1}, 0, 'more', 'more', 'hot')",
+            "delete from heap where ctid = (select min(ctid) from heap)",
+            f"insert into heap values ({turn}, 'other'), ({turn}, 'other')",
+        )
 
-    changing = threading.Thread(target=change)
-    changing.start()
-    try:
+    with repeating(change):
         with pipeline.replicating(EAGER):
             pipeline.wait_for_points(2, *tables)
         before = {table: _ids(pipeline, table) for table in ("public.t", "public.still")}
@@ -108,9 +101,6 @@ def test_lost_slot_costs_only_the_rows_that_changed_and_streaming_goes_on(
         kept = {table: _ids(pipeline, table) for table in before}
         with pipeline.replicating(EAGER):
             pipeline.wait_for_points(2, *tables)
-    finally:
-        stop.set()
-        changing.join()
     assert read_epoch(pipeline.changelog).epoch == 2
     assert "copied, not compared" not in pipeline.log.read_text()
     cold = {file for file, ids in before["public.t"].items() if ids <= set(range(201, _ROWS + 1))}
@@ -139,41 +129,31 @@ def test_single_tables_are_compared_in_their_epoch_while_all_are_written(
     per_table = {table: {"partition_by": "part"} for table in tables}
     pipeline = InProcess(spark, dsn, tmp_path, tables, per_table=per_table, snapshot_range_bytes=128 << 10)
     pipeline.snapshot()
-    stop = threading.Event()
 
-    def change() -> None:
-        for turn in range(1_000_000):
-            if stop.is_set():
-                return
-            for name in names:
-                execute(
-                    dsn,
-                    f"update {name} set n = n + 1 where id between 1 and 200 and id % 10 = {turn % 10}",
-                    f"insert into {name} values ({_ROWS + turn + 1}, 0, 'more', 'hot')",
-                )
-
-    changing = threading.Thread(target=change)
-    changing.start()
-    try:
-        with pipeline.replicating(EAGER):
-            pipeline.wait_for_points(2, *tables)
+    def change(turn: int) -> None:
+        for name in names:
             execute(
                 dsn,
-                f"create table fresh {columns}; insert into fresh {fill}",
-                "begin; alter table swapped rename to former; alter table fresh rename to swapped; commit",
-                f"alter publication {pipeline.pipeline.publication} drop table gap",
-                "delete from gap where id = 7",
-                f"alter publication {pipeline.pipeline.publication} add table gap",
+                f"update {name} set n = n + 1 where id between 1 and 200 and id % 10 = {turn % 10}",
+                f"insert into {name} values ({_ROWS + turn + 1}, 0, 'more', 'hot')",
             )
-            errored = ("public.gap", "public.swapped")
-            wait_until(lambda: all(pipeline.states()[table].state == "errored" for table in errored))
-            before = {table: _ids(pipeline, table) for table in tables}
-            assert pipeline.run("snapshot", "--resync", ",".join(tables[:3])) == 0, pipeline.log_tail()
-            pipeline.wait_for_points(2, *tables)
-            after = {table: _ids(pipeline, table) for table in tables}
-    finally:
-        stop.set()
-        changing.join()
+
+    with repeating(change), pipeline.replicating(EAGER):
+        pipeline.wait_for_points(2, *tables)
+        execute(
+            dsn,
+            f"create table fresh {columns}; insert into fresh {fill}",
+            "begin; alter table swapped rename to former; alter table fresh rename to swapped; commit",
+            f"alter publication {pipeline.pipeline.publication} drop table gap",
+            "delete from gap where id = 7",
+            f"alter publication {pipeline.pipeline.publication} add table gap",
+        )
+        errored = ("public.gap", "public.swapped")
+        wait_until(lambda: all(pipeline.states()[table].state == "errored" for table in errored))
+        before = {table: _ids(pipeline, table) for table in tables}
+        assert pipeline.run("snapshot", "--resync", ",".join(tables[:3])) == 0, pipeline.log_tail()
+        pipeline.wait_for_points(2, *tables)
+        after = {table: _ids(pipeline, table) for table in tables}
     assert read_epoch(pipeline.changelog).epoch == 1
     assert "copied, not compared" not in pipeline.log.read_text()
     for table in tables[:3]:

@@ -26,7 +26,7 @@ from airflow_provider_pgrepl.replication.source.connection import Connection
 from tests.support import every_type
 from tests.support.in_process import Borrowed, InProcess
 from tests.support.received import EAGER
-from tests.support.replicated import execute, wait_until
+from tests.support.replicated import execute, repeating, wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -155,33 +155,23 @@ def test_no_difference_is_reported_while_rows_change(
     # More merges would only take CPU time.
     pace = {"flush_interval_s": 0.2, "merge_interval_s": 0.5}
     pipeline = _begun(spark, dsn, tmp_path, "public.t", "public.heap", **pace)
-    stop = threading.Event()
 
-    def change() -> None:
-        for turn in range(1_000_000):
-            if stop.is_set():
-                return
-            key = turn % _ROWS + 1
-            execute(
-                dsn,
-                f"update t set n = n + 1, v = v || '.' where id % 50 = {turn % 50}",
-                f"delete from t where id = {key}; insert into t values ({key}, {turn}, 'new')",
-                f"update t set id = -id where id in ({key}, {-key})",
-                f"delete from heap where ctid = (select min(ctid) from heap where a = {turn % 7});"
-                f" insert into heap values ({turn % 7}, 'same'), ({turn % 7}, 'turn {turn}')",
-            )
-            stop.wait(0.02)  # more changes would only wait to be compared
+    def change(turn: int) -> None:
+        key = turn % _ROWS + 1
+        execute(
+            dsn,
+            f"update t set n = n + 1, v = v || '.' where id % 50 = {turn % 50}",
+            f"delete from t where id = {key}; insert into t values ({key}, {turn}, 'new')",
+            f"update t set id = -id where id in ({key}, {-key})",
+            f"delete from heap where ctid = (select min(ctid) from heap where a = {turn % 7});"
+            f" insert into heap values ({turn % 7}, 'same'), ({turn % 7}, 'turn {turn}')",
+        )
 
-    changing = threading.Thread(target=change)
-    changing.start()
-    try:
-        with pipeline.replicating(EAGER):
-            for _ in range(3):
-                code, found = pipeline.report(capsys)
-                assert code == _EQUAL, found
-    finally:
-        stop.set()
-        changing.join()
+    # Without a pause, more changes would only wait to be compared.
+    with repeating(change, pause_s=0.02), pipeline.replicating(EAGER):
+        for _ in range(3):
+            code, found = pipeline.report(capsys)
+            assert code == _EQUAL, found
 
 
 _WITHOUT_TEXT: dict[str, Any] = {

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +32,7 @@ from airflow_provider_pgrepl.replication.state.tables import TableState
 from tests.spark.test_verify import Verified
 from tests.support.in_process import EndedAtOnce
 from tests.support.received import EAGER
-from tests.support.replicated import execute, wait_until
+from tests.support.replicated import execute, repeating, wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -309,33 +307,23 @@ def test_changes_after_repair_win_under_traffic(
     # Rows 301 to 350 keep their keys and are never inserted again, so that only the repair can correct them.
     ids = list(range(301, 351))
     _damage(pipeline, "public.t", {"id": ids}, _set("v", lambda rows: pc.utf8_upper(rows["v"])))
-    stop = threading.Event()
 
-    def change() -> None:
-        for turn in itertools.count():
-            # Other threads need the time: without a pause these statements take half of a processor.
-            if stop.wait(0.03):
-                return
-            key = turn % 100 + 1
-            execute(
-                dsn,
-                f"update t set n = n + 1 where id % 10 = {turn % 10}",
-                f"delete from t where id = {key}; insert into t values ({key}, {turn}, repeat('new', 1000))",
-                f"update t set id = -id where id in ({key + 100}, {-key - 100})",
-            )
+    def change(turn: int) -> None:
+        key = turn % 100 + 1
+        execute(
+            dsn,
+            f"update t set n = n + 1 where id % 10 = {turn % 10}",
+            f"delete from t where id = {key}; insert into t values ({key}, {turn}, repeat('new', 1000))",
+            f"update t set id = -id where id in ({key + 100}, {-key - 100})",
+        )
 
-    changing = threading.Thread(target=change)
-    changing.start()
-    try:
-        with pipeline.replicating(EAGER):
-            code, found = pipeline.report(capsys, "--repair", "--timeout=120")
-            assert (code, found["public.t"]["status"]) == (_EQUAL, "repaired"), found
-            root, version = pipeline.pipeline.lake_root, found["public.t"]["repaired_version"]
-            wait_until(lambda: has_version(root, TableName.parse("public.t"), version))
-            code, found = pipeline.report(capsys)
-            assert code == _EQUAL, found
-    finally:
-        stop.set()
-        changing.join()
+    # Other threads need the time: without a pause these statements take half of a processor.
+    with repeating(change, pause_s=0.03), pipeline.replicating(EAGER):
+        code, found = pipeline.report(capsys, "--repair", "--timeout=120")
+        assert (code, found["public.t"]["status"]) == (_EQUAL, "repaired"), found
+        root, version = pipeline.pipeline.lake_root, found["public.t"]["repaired_version"]
+        wait_until(lambda: has_version(root, TableName.parse("public.t"), version))
+        code, found = pipeline.report(capsys)
+        assert code == _EQUAL, found
     pipeline.catch_up()
     _check_equal(pipeline, capsys)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -159,6 +161,26 @@ def has_no_sender(server: Server) -> bool:
     with session(server.dsn()) as connection, connection.cursor() as cursor:
         cursor.execute("select count(*) from pg_stat_activity where backend_type = 'walsender'")
         return bool(cursor.fetchone() == (0,))
+
+
+@contextlib.contextmanager
+def repeating(change: Callable[[int], None], pause_s: float = 0) -> Iterator[None]:
+    """Call `change` with 0, 1, 2 and so on in a thread during the block."""
+    stop = threading.Event()
+
+    def run() -> None:
+        for turn in itertools.count():
+            if stop.wait(pause_s):
+                return
+            change(turn)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
 
 
 def execute(dsn: str, *statements: str) -> None:
