@@ -143,9 +143,10 @@ def check_columns(table: DeltaTable, wanted: pa.Schema, relation: Relation) -> N
         raise LakeChangedError(
             f"{relation.table}: the lake table has other columns than this pipeline gives it: {names}"
         )
-    rule = partition_rule(pa.schema(table.schema().to_arrow()))
-    is_other_rule = rule is not None and rule != partition_rule(wanted)
-    if is_other_rule or table.metadata().partition_columns != partition_columns(wanted):
+    partitions = table.metadata().partition_columns
+    # Each merge comes here: convert the schema only if it has a rule.
+    rule = partition_rule(pa.schema(table.schema().to_arrow())) if partitions else None
+    if partitions != partition_columns(wanted) or rule not in (None, partition_rule(wanted)):
         raise LakeChangedError(
             f"{relation.table}: the lake table has other partitions than partition_by gives it",
             errors.resnapshot(relation.table),
