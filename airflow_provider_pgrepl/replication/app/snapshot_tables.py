@@ -130,7 +130,7 @@ class TableSnapshotter:
             except SnapshotError as error:
                 raise given_up(error) from None
 
-    def staying(self, relations: Iterable[Relation]) -> list[Relation]:
+    def staying(self, relations: Sequence[Relation]) -> list[Relation]:
         """Return these relations without those of tables that a command has removed since the run began."""
         records = self.records()
         removed = {table for table, record in records.items() if record.membership == "removed"} - self.out
@@ -215,10 +215,10 @@ class TableSnapshotter:
         with self.locked_publication():
             if not (relations := self.staying(relations)):
                 return [], []
-            self._check_not_repaired(relations)
+            records = self.records()
+            self._check_not_repaired(records[one.table] for one in relations if one.table in records)
             joined = ownership.publish(relations)
             states.join(relation.table for relation in joined)
-            records = self.records()
             # Also for a new table that is published already: a run may have been killed between the two
             # steps.
             if joined or any(_is_new(records.get(relation.table)) for relation in relations):
@@ -228,15 +228,10 @@ class TableSnapshotter:
             states.begin(relations)
         return relations, joined
 
-    def _check_not_repaired(self, relations: Iterable[Relation]) -> None:
+    def _check_not_repaired(self, records: Iterable[TableRecord]) -> None:
         """Raise BusyError if a repair that runs has paused one of the tables: each would overtake the
         other's snapshot. A killed repair holds no lock."""
-        records = self.records()
-        paused = [
-            str(relation.table)
-            for relation in relations
-            if (record := records.get(relation.table)) is not None and record.is_paused_by_repair
-        ]
+        paused = [str(record.table) for record in records if record.is_paused_by_repair]
         if not paused:
             return
         try:
@@ -438,8 +433,8 @@ def _make_epoch(
     # Drop the slot first: this fails while the slot is being read, and nothing may be altered under a running
     # app.
     ownership.drop_slot()
-    # Record this first: settings are bound to the tables as they are now, even if this run fails.
     relations = snapshotter.staying(relations)
+    # Record this first: settings are bound to the tables as they are now, even if this run fails.
     snapshotter.record_selected(relations)
     ownership.prepare_publication(relations)
     if take_over:
