@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 
+from deltalake import DeltaTable
+
 from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.lake.apply.table_merge import TableContext
 from airflow_provider_pgrepl.replication.lake.apply.table_position import TablePosition, read_table_position
-from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoints
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, ConsistentPoints
 from airflow_provider_pgrepl.replication.lake.delta.fenced_commit import commit_nothing, commit_properties
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table
 from airflow_provider_pgrepl.replication.lake.history.table import advance_history
@@ -59,9 +61,7 @@ class RecordedTables:
         lost. Raises LakeError.
         """
         try:
-            table = open_table(f"{self._pipeline.lake_root}/{record.table.path}")
-            point = self._points.last_of(record.table, self._record.epoch)
-            position = read_table_position(table, self._app, str(record.table), point)
+            _, _, position = self._read(record)
         except LakeTableError:
             return None
         if position is not None and position.seen is not None:
@@ -76,8 +76,7 @@ class RecordedTables:
         that it does not need according to them. Raises LakeError, FencedError, OvertakenError.
         """
         work = self.work(record)
-        table, point = open_table(work.uri), self._points.last_of(record.table, self._record.epoch)
-        position = read_table_position(table, self._app, str(record.table), point)
+        table, point, position = self._read(record)
         if point is None or position is None or position.whole <= position.own:
             return
         whole, commit_ts = position.whole, point.commit_ts
@@ -87,6 +86,12 @@ class RecordedTables:
                 open_table(work.history_uri), record.table, work.lake_root, work.app, whole, commit_ts
             )
         commit_nothing(table, work.app, whole, commit_properties(work.app, whole, "changes", commit_ts))
+
+    def _read(self, record: TableRecord) -> tuple[DeltaTable, ConsistentPoint | None, TablePosition | None]:
+        """Return a lake table, the newest point that names it, and its position."""
+        table = open_table(f"{self._pipeline.lake_root}/{record.table.path}")
+        point = self._points.last_of(record.table, self._record.epoch)
+        return table, point, read_table_position(table, self._app, str(record.table), point)
 
     def needed_above(self, records: Iterable[TableRecord], known: Mapping[int, LSN]) -> LSN | None:
         """Return the lowest LSN above which one of these tables needs changes. None if one is being copied,
