@@ -11,7 +11,7 @@ from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.source.connection import rows
 from airflow_provider_pgrepl.replication.state.connection import StateConnection, state_errors
 
-# The progress is read before the tables: none of these then began to stream before it and stopped since.
+# The progress is read before the tables: one that streams now did so then, too, unless its `since` is later.
 _PROGRESS = """
 SELECT applied_lsn::text, applied_commit_ts, complete_at, table_merges FROM _pgrepl.progress
 WHERE pipeline = %s
@@ -41,9 +41,9 @@ class Applied:
     """The progress of a pipeline, also while none of its apps runs.
 
     `lsn`: the newest consistent point, 0 if no app has recorded one, and `commit_time` that of its last
-    transaction, if known. `complete_at`: every
-    transaction whose commit record was in the WAL of the source at that time, by the clock of the source, is
-    in each table that was streaming then. `tables`: without removed ones.
+    transaction, if known. `complete_at`: every transaction whose commit record was in the WAL of the source
+    at that time, by the clock of the source, is in each table that was streaming then. `tables`: without
+    removed ones.
     """
 
     lsn: LSN = LSN(0)  # noqa: RUF009 - immutable
