@@ -34,9 +34,13 @@ from airflow_provider_pgrepl.replication.events.formats.json_text import to_json
 from airflow_provider_pgrepl.replication.events.position import After, EventPosition
 from airflow_provider_pgrepl.replication.events.stream import ChangeStream, stream
 from airflow_provider_pgrepl.replication.lake.read import ArrowView, consistent_arrow
-from airflow_provider_pgrepl.replication.lake.time_travel.as_of import ArrowAsOf, arrow_view_as_of, verified
+from airflow_provider_pgrepl.replication.lake.time_travel.as_of import (
+    ArrowAsOf,
+    arrow_view_as_of,
+    create_views,
+    verified,
+)
 from airflow_provider_pgrepl.replication.lake.time_travel.verification import UnverifiedWarning
-from airflow_provider_pgrepl.replication.lake.time_travel.views import create_views
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.settings.lake import is_object_store
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline

@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 
 from airflow_provider_pgrepl.replication.app.metrics.replication import serve_replication
-from airflow_provider_pgrepl.replication.app.progress_writer import ProgressWriter
-from airflow_provider_pgrepl.replication.app.sample_writer import SampleWriter
+from airflow_provider_pgrepl.replication.app.progress_writer import ProgressWriter, SampleWriter
 from airflow_provider_pgrepl.replication.app.status.summary import SourceReading
 from airflow_provider_pgrepl.replication.lake.apply.work_item import ApplierProgress
 from airflow_provider_pgrepl.replication.receiver.changelog_feed import ReceiverProgress

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import airflow_provider_pgrepl
 from airflow_provider_pgrepl.replication.runtime import spark_submit
-from airflow_provider_pgrepl.replication.runtime.spark_jvm import SMALL_JVM
+from airflow_provider_pgrepl.replication.runtime.spark_submit import SMALL_JVM
 from demo.postgres import free_port
 from demo.server_process import ServerProcess
 

@@ -19,12 +19,11 @@ import psycopg2.errors
 import psycopg2.extensions
 import pytest
 
-from airflow_provider_pgrepl.replication.runtime.spark_jvm import SMALL_JVM, archive_options
+from airflow_provider_pgrepl.replication.runtime.spark_submit import SMALL_JVM, archive_options
 from airflow_provider_pgrepl.replication.settings.store_variables import use_store
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.spark.connectors import JARS_VARIABLE
-from airflow_provider_pgrepl.replication.spark.session import build_session
-from airflow_provider_pgrepl.replication.spark.session_settings import WORKERS
+from airflow_provider_pgrepl.replication.spark.session import WORKERS, build_session
 from demo.postgres import Server
 from demo.rabbitmq import Broker
 from demo.versitygw import Gateway

@@ -22,7 +22,7 @@ from airflow_provider_pgrepl.replication.app.process import (
     of_verify,
     source_dsn,
 )
-from airflow_provider_pgrepl.replication.runtime import spark_jvm, spark_submit
+from airflow_provider_pgrepl.replication.runtime import spark_submit
 from airflow_provider_pgrepl.replication.runtime.terminal import terminal_columns
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.spark_driver import supervisor
@@ -100,7 +100,7 @@ def run_app(name: str, pipeline_file: str, own: Sequence[str], spark: Sequence[s
     python = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
     environment = {**python, **spark_submit.quiet_logging(), **terminal_columns(), **os.environ}
     sys.stdout.flush()
-    environment |= spark_jvm.small_jvm(environment) | spark_submit.readable_names(command)
+    environment |= spark_submit.small_jvm(environment) | spark_submit.readable_names(command)
     os.execve(command[0], command, environment)  # noqa: S606 - the app itself, in our place
 
 

@@ -380,7 +380,7 @@ def _creek(arguments: Arguments) -> int:
 
 def _warm_up(_: Arguments) -> int:
     from airflow_provider_pgrepl.replication.runtime import compiled_loops
-    from airflow_provider_pgrepl.replication.runtime.spark_jvm import make_class_archive
+    from airflow_provider_pgrepl.replication.runtime.spark_submit import make_class_archive
 
     logging.getLogger(compiled_loops.__name__).setLevel(logging.INFO)
     compiled_loops.ensure_compiled()

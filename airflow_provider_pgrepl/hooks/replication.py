@@ -15,7 +15,7 @@ from airflow.sdk.log import mask_secret
 from sqlalchemy.engine import URL
 
 from airflow_provider_pgrepl.errors import ConfigError, PgReplError, SlotError
-from airflow_provider_pgrepl.hooks.lake import lake_variables
+from airflow_provider_pgrepl.hooks.connections import lake_variables
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName

@@ -8,7 +8,7 @@ from typing import Any
 from airflow.sdk.exceptions import AirflowException
 
 from airflow_provider_pgrepl.errors import ConfigError
-from airflow_provider_pgrepl.hooks.target import target_secrets
+from airflow_provider_pgrepl.hooks.connections import target_secrets
 from airflow_provider_pgrepl.operators.spark_app import SparkAppOperator
 from airflow_provider_pgrepl.replication.app.access import Access
 

@@ -11,7 +11,7 @@ from airflow.sdk.exceptions import AirflowException
 
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import ConfigError
-from airflow_provider_pgrepl.hooks.target import target_secrets
+from airflow_provider_pgrepl.hooks.connections import target_secrets
 from airflow_provider_pgrepl.operators.lineage import OpenLineageOperator
 from airflow_provider_pgrepl.operators.spark_app import SparkAppOperator
 from airflow_provider_pgrepl.replication.app.access import Access

@@ -27,7 +27,7 @@ from airflow.sdk import BaseOperatorLink, Connection, conf
 from airflow.sdk.exceptions import AirflowException, AirflowNotFoundException
 
 from airflow_provider_pgrepl.errors import ConfigError
-from airflow_provider_pgrepl.hooks.lake import lake_variables
+from airflow_provider_pgrepl.hooks.connections import lake_variables
 from airflow_provider_pgrepl.hooks.pipeline import PipelineArgument, check_at_parse_time, read_pipeline
 from airflow_provider_pgrepl.hooks.replication import (
     PgReplicationHook,
@@ -46,7 +46,7 @@ from airflow_provider_pgrepl.replication.app.process import (
     PRIMARY_DSN_VARIABLE,
     STATE_DSN_VARIABLE,
 )
-from airflow_provider_pgrepl.replication.runtime import spark_jvm, spark_submit
+from airflow_provider_pgrepl.replication.runtime import spark_submit
 from airflow_provider_pgrepl.replication.runtime.process_io import (
     FORMAT_VARIABLE,
     JSON,
@@ -460,7 +460,7 @@ class SparkAppOperator(SparkSubmitOperator):
         command = hook._build_spark_submit_command(self.application)
         environment = driver_environment(hook, self.env_vars or {}, secrets, claim.folder)
         if self.application == spark_submit.application(self.app):
-            environment |= spark_jvm.small_jvm(environment) | spark_submit.readable_names(command)
+            environment |= spark_submit.small_jvm(environment) | spark_submit.readable_names(command)
         return self._start(claim, command, environment, context)
 
     def _launch_without_spark(

@@ -22,8 +22,12 @@ from sqlalchemy import select
 from airflow_provider_pgrepl.errors import PgReplError, SourceConnectionError
 from airflow_provider_pgrepl.hooks.replication import PgReplicationHook, dsn_of
 from airflow_provider_pgrepl.replication.app.page import documents
-from airflow_provider_pgrepl.replication.app.page.databases import DETAIL_TIMEOUT_S, LIMIT_S, Databases
-from airflow_provider_pgrepl.replication.app.page.documents import Document
+from airflow_provider_pgrepl.replication.app.page.documents import (
+    DETAIL_TIMEOUT_S,
+    LIMIT_S,
+    Databases,
+    Document,
+)
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 
 _FOLDER = Path(__file__).parent / "page"

@@ -9,7 +9,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowNotFoundException
 
 from airflow_provider_pgrepl.operators.replication import PgReplicationOperator
-from airflow_provider_pgrepl.replication.runtime.spark_jvm import small_jvm
+from airflow_provider_pgrepl.replication.runtime.spark_submit import small_jvm
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from tests.airflow.conftest import SECRET
 

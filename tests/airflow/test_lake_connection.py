@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_pgrepl.errors import ConfigError
-from airflow_provider_pgrepl.hooks.lake import lake_variables
+from airflow_provider_pgrepl.hooks.connections import lake_variables
 from airflow_provider_pgrepl.hooks.replication import access_to, access_with_lake
 from airflow_provider_pgrepl.operators.spark_app import connection_strings, driver_environment
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline

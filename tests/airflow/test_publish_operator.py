@@ -80,14 +80,14 @@ def connect_source(monkeypatch: pytest.MonkeyPatch, dsn: str) -> None:
     ],
 )
 def test_the_uri_of_a_connection(monkeypatch, target, fields, expected):
-    from airflow_provider_pgrepl.hooks.target import target_uri
+    from airflow_provider_pgrepl.hooks.connections import target_uri
 
     connect_to(monkeypatch, **fields)
     assert target_uri("pgrepl_rabbitmq", target) == expected
 
 
 def test_a_connection_without_a_host_is_refused(monkeypatch):
-    from airflow_provider_pgrepl.hooks.target import target_uri
+    from airflow_provider_pgrepl.hooks.connections import target_uri
 
     connect_to(monkeypatch)
     with pytest.raises(ConfigError, match="pgrepl_rabbitmq: has no host"):
@@ -109,7 +109,7 @@ AVRO = parse_publisher("shop", "events", {"target": "kafka", "format": "avro"})
     ],
 )
 def test_the_uri_of_a_schema_registry(monkeypatch, fields, expected):
-    from airflow_provider_pgrepl.hooks.target import registry_uri
+    from airflow_provider_pgrepl.hooks.connections import registry_uri
 
     monkeypatch.setenv("AIRFLOW_CONN_PGREPL_REGISTRY", json.dumps({"conn_type": "http", **fields}))
     assert registry_uri(AVRO) == expected

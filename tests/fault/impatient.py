@@ -11,7 +11,7 @@ from importlib import import_module
 
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.events.publish import publisher
-from airflow_provider_pgrepl.replication.events.targets import jetstream_link, kafka, kafka_broker, rabbitmq
+from airflow_provider_pgrepl.replication.events.targets import jetstream, kafka, kafka_broker, rabbitmq
 
 STOP_S = 5.0
 LONGEST_PAUSE_S = 1.0
@@ -23,7 +23,7 @@ HEARTBEAT_S = 6
 
 def publish_impatiently() -> None:
     publisher._LONGEST_PAUSE_S = LONGEST_PAUSE_S
-    jetstream_link._PING_S = PING_S
+    jetstream._PING_S = PING_S
     rabbitmq._HEARTBEAT_S = HEARTBEAT_S
     kafka._CONNECT_S = CONNECT_S
     kafka_broker._GIVEN |= {"message.timeout.ms": ANSWER_S * 1000, "socket.timeout.ms": ANSWER_S * 333}

@@ -12,7 +12,7 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 
 from airflow_provider_pgrepl.replication.app import process
-from airflow_provider_pgrepl.replication.runtime.spark_jvm import SMALL_JVM
+from airflow_provider_pgrepl.replication.runtime.spark_submit import SMALL_JVM
 from demo.spark_cluster import Cluster, executor_python, running_cluster
 from tests.conftest import closing_connection
 from tests.support.replicated import execute, kill, wait_until

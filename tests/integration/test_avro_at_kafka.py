@@ -21,7 +21,7 @@ from airflow_provider_pgrepl.errors import TargetError, TargetUnavailableError
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.events.formats.avro import ChangeSchema
 from airflow_provider_pgrepl.replication.events.reader import ChangeReader
-from airflow_provider_pgrepl.replication.events.targets.schema_registry import (
+from airflow_provider_pgrepl.replication.events.targets.kafka import (
     RefusedSchemaError,
     SchemaRegistry,
 )

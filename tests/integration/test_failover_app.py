@@ -10,9 +10,8 @@ import psycopg2
 import pytest
 
 from airflow_provider_pgrepl.errors import BusyError
-from airflow_provider_pgrepl.replication.app.evidence import gather
+from airflow_provider_pgrepl.replication.app.evidence import check_followed, gather, stop_lost_copies
 from airflow_provider_pgrepl.replication.app.ownership import check_ours
-from airflow_provider_pgrepl.replication.app.promotion import check_followed, stop_lost_copies
 from airflow_provider_pgrepl.replication.app.start_check import check_replication
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN

@@ -18,7 +18,7 @@ from tests.support.hint_texts import VALUE, texts_of_code
 
 RUN_BY_US = re.compile(
     r"replication/(source/(event_trigger|copy|publication|dry_run|short_waits)|state/"
-    r"|creek/table_shape|app/creek/|app/doctor/source_script|app/sequences|catalogs/spark_catalog|lake/delta/fenced_commit)"
+    r"|creek/table_shape|app/creek/|app/doctor/source_script|app/sequences|catalogs/spark_catalog|lake/delta/commit)"
 )
 """Files whose texts that begin with a statement are run by this package, which other tests show."""
 STATEMENT = re.compile(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg2
 
 from airflow_provider_pgrepl.replication.app.metrics.replication import ErrorCounts, Observer
-from airflow_provider_pgrepl.replication.app.status.lag import LagMeter
+from airflow_provider_pgrepl.replication.app.status.summary import LagMeter
 from airflow_provider_pgrepl.replication.lake.apply.work_item import ApplierProgress
 from airflow_provider_pgrepl.replication.receiver.changelog_feed import ReceiverProgress
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline

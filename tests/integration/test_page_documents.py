@@ -13,9 +13,9 @@ from airflow_provider_pgrepl.errors import SourceConnectionError, StateError
 from airflow_provider_pgrepl.replication.app.page.documents import read_pipelines, read_table, read_tables
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.source.connection import rows
-from airflow_provider_pgrepl.replication.state.copy_progress import CopyProgress
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.overview import OverviewRecords
+from airflow_provider_pgrepl.replication.state.reports import CopyProgress
 from tests.support.page_state import HOSTILE, HOSTILE_ERROR, record_pipeline
 
 

@@ -24,8 +24,11 @@ from airflow_provider_pgrepl.replication.changelog.maintenance import drop_expir
 from airflow_provider_pgrepl.replication.delta.table import open_delta, query_delta
 from airflow_provider_pgrepl.replication.events.formats.json_text import to_json
 from airflow_provider_pgrepl.replication.events.position import EventPosition
-from airflow_provider_pgrepl.replication.events.publish.progress import PublisherProgress
-from airflow_provider_pgrepl.replication.events.publish.record import publisher_uri, read_record
+from airflow_provider_pgrepl.replication.events.publish.record import (
+    PublisherProgress,
+    publisher_uri,
+    read_record,
+)
 from airflow_provider_pgrepl.replication.events.reader import ChangeReader
 from airflow_provider_pgrepl.replication.pgoutput.columns import TransactionBegin
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch

@@ -21,14 +21,16 @@ from airflow_provider_pgrepl.replication.app.publish import main
 from airflow_provider_pgrepl.replication.events.event import Event
 from airflow_provider_pgrepl.replication.events.formats.json_text import to_json
 from airflow_provider_pgrepl.replication.events.position import EventPosition
-from airflow_provider_pgrepl.replication.events.publish.progress import PublisherProgress
 from airflow_provider_pgrepl.replication.events.publish.publisher import Delivery
-from airflow_provider_pgrepl.replication.events.publish.record import PublisherRecord, read_record
+from airflow_provider_pgrepl.replication.events.publish.record import (
+    PublisherProgress,
+    PublisherRecord,
+    read_record,
+)
 from airflow_provider_pgrepl.replication.events.reader import ChangeReader
-from airflow_provider_pgrepl.replication.events.targets.base import Refusal
+from airflow_provider_pgrepl.replication.events.targets.base import Refusal, topic_of
 from airflow_provider_pgrepl.replication.events.targets.kafka import Kafka
 from airflow_provider_pgrepl.replication.events.targets.kafka_broker import properties_of
-from airflow_provider_pgrepl.replication.events.targets.routing import topic_of
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from demo.kafka import KafkaBroker
 from demo.postgres import free_port

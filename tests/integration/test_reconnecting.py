@@ -19,7 +19,7 @@ from airflow_provider_pgrepl.replication.app.progress_writer import LockKeeper
 from airflow_provider_pgrepl.replication.app.reconnecting_database import open_reconnecting_database
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
-from airflow_provider_pgrepl.replication.receiver import changelog_feed, publication_watch, receiver
+from airflow_provider_pgrepl.replication.receiver import changelog_feed, receiver
 from airflow_provider_pgrepl.replication.receiver.receiver import Receiver, ReconnectingReceiver
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import Connection
@@ -166,7 +166,7 @@ def test_a_connection_lost_right_after_a_commit_is_not_taken_for_another_receive
     received: Received, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The look at a table's first row says in the changelog how it is published, then asks where WAL is."""
-    read, cuts = publication_watch.written_lsn, list[LSN]()  # type: ignore[attr-defined]
+    read, cuts = changelog_feed.written_lsn, list[LSN]()  # type: ignore[attr-defined]
 
     def cut_and_read(connection: Connection) -> LSN:
         if not cuts:
@@ -174,7 +174,7 @@ def test_a_connection_lost_right_after_a_commit_is_not_taken_for_another_receive
             end_connections(dsn)
         return read(connection)
 
-    monkeypatch.setattr(publication_watch, "written_lsn", cut_and_read)
+    monkeypatch.setattr(changelog_feed, "written_lsn", cut_and_read)
     execute(dsn, "insert into t values (1, 'a')")
     with receiving(received) as reception:
         wait_until_seen(reception, received.source_lsn())

@@ -14,7 +14,7 @@ from airflow_provider_pgrepl.__main__ import main
 from airflow_provider_pgrepl.errors import DriftError, SlotError, StateError
 from airflow_provider_pgrepl.replication.app.operations.removal import remove_tables
 from airflow_provider_pgrepl.replication.app.operations.tables import pause_tables, resume_tables
-from airflow_provider_pgrepl.replication.app.sample_writer import SampleWriter
+from airflow_provider_pgrepl.replication.app.progress_writer import SampleWriter
 from airflow_provider_pgrepl.replication.app.status.summary import SourceReading
 from airflow_provider_pgrepl.replication.lake.apply.work_item import ApplierProgress
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch

@@ -14,8 +14,8 @@ from airflow_provider_pgrepl.errors import BusyError, Retry, SnapshotError, Stat
 from airflow_provider_pgrepl.replication.app import snapshot_tables, verify_repair
 from airflow_provider_pgrepl.replication.app.operations.tables import pause_tables
 from airflow_provider_pgrepl.replication.app.snapshot_tables import TableSnapshotter
+from airflow_provider_pgrepl.replication.app.verification import TableReport, VerifyReport
 from airflow_provider_pgrepl.replication.app.verify_repair import Repair, resume_interrupted
-from airflow_provider_pgrepl.replication.app.verify_report import TableReport, VerifyReport
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.source.preflight.selection import RequestedTables

@@ -18,7 +18,7 @@ from airflow_provider_pgrepl.replication.app.snapshot_tables import TableSnapsho
 from airflow_provider_pgrepl.replication.lake.snapshot.snapshot_copy import SnapshotCopy
 from airflow_provider_pgrepl.replication.lake.snapshot.table_queue import CopyResult
 from airflow_provider_pgrepl.replication.postgres.names import TableName
-from airflow_provider_pgrepl.replication.receiver.publication_watch import PublicationWatch
+from airflow_provider_pgrepl.replication.receiver.changelog_feed import PublicationWatch
 from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import SnapshotHolder
 from airflow_provider_pgrepl.replication.source.publication import read_publication
 from airflow_provider_pgrepl.replication.source.slot import read_slot

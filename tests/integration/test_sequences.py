@@ -19,7 +19,7 @@ from deltalake import QueryBuilder
 from airflow_provider_pgrepl.__main__ import main
 from airflow_provider_pgrepl.errors import FencedError, SourceConnectionError
 from airflow_provider_pgrepl.replication.app.operations.teardown import teardown
-from airflow_provider_pgrepl.replication.app.sequence_recorder import SequenceRecorder
+from airflow_provider_pgrepl.replication.app.sequences import SequenceRecorder
 from airflow_provider_pgrepl.replication.app.status.status import read_status
 from airflow_provider_pgrepl.replication.app.status.text import to_text
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch

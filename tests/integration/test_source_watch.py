@@ -11,7 +11,7 @@ import pytest
 from airflow_provider_pgrepl.errors import PublicationError, SourceError
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
-from airflow_provider_pgrepl.replication.receiver import changelog_feed, publication_watch, relation_tracker
+from airflow_provider_pgrepl.replication.receiver import changelog_feed, relation_tracker
 from airflow_provider_pgrepl.replication.receiver.receiver import Receiver
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.slot import read_slot
@@ -143,10 +143,8 @@ def test_the_publication_is_looked_at_once_a_flush(
     received = Received(dsn, tmp_path, ("public.t",), flush_interval_s=0.5)
     received.begin()
     looked = []
-    look = publication_watch.PublicationWatch.look
-    monkeypatch.setattr(
-        publication_watch.PublicationWatch, "look", lambda self: (looked.append(1), look(self))
-    )
+    look = changelog_feed.PublicationWatch.look
+    monkeypatch.setattr(changelog_feed.PublicationWatch, "look", lambda self: (looked.append(1), look(self)))
     began = time.monotonic()
     with received.receiving() as receiver:
         execute(dsn, *(f"insert into t values ({n})" for n in range(200)))

@@ -16,8 +16,8 @@ from airflow_provider_pgrepl.replication.app.operations.selection import change
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
-from airflow_provider_pgrepl.replication.state.copy_progress import CopyProgress
 from airflow_provider_pgrepl.replication.state.progress import Progress
+from airflow_provider_pgrepl.replication.state.reports import CopyProgress
 from airflow_provider_pgrepl.replication.state.tables import TableState
 from tests.support.state_records import RELATION, T, pipeline
 

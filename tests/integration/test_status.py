@@ -41,9 +41,9 @@ from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.server import read_server, wal_lsn
 from airflow_provider_pgrepl.replication.source.stream import ReplicationStream
-from airflow_provider_pgrepl.replication.state.copy_progress import CopyProgress
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.recorded_events import EventKind
+from airflow_provider_pgrepl.replication.state.reports import CopyProgress
 from airflow_provider_pgrepl.replication.state.tables import REPAIRING, TableState
 from tests.support.changelogs import Written
 from tests.support.recorded import Recorded

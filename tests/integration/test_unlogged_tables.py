@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_pgrepl.replication.drift.kind import DriftKind
+from airflow_provider_pgrepl.replication.drift import DriftKind
 from tests.support.altered import Altered, done
 from tests.support.courses import Courses
 from tests.support.replicated import execute

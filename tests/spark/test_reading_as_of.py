@@ -1,4 +1,4 @@
-"""lake/time_travel/as_of.py and lake/time_travel/views.py through Spark."""
+"""lake/time_travel/as_of.py and lake/time_travel/as_of.py through Spark."""
 
 from __future__ import annotations
 
@@ -14,8 +14,12 @@ from deltalake import DeltaTable, write_deltalake
 from airflow_provider_pgrepl.errors import ConfigError, LakeTableError
 from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoints
 from airflow_provider_pgrepl.replication.lake.read import consistent_arrow, consistent_read
-from airflow_provider_pgrepl.replication.lake.time_travel.as_of import arrow_as_of, arrow_view_as_of, as_of
-from airflow_provider_pgrepl.replication.lake.time_travel.views import create_views
+from airflow_provider_pgrepl.replication.lake.time_travel.as_of import (
+    arrow_as_of,
+    arrow_view_as_of,
+    as_of,
+    create_views,
+)
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.server import wal_lsn
 from tests.integration.test_reading_as_of import SCHEMA, TABLES, Source, plain, rows_of

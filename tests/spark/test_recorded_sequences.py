@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from airflow_provider_pgrepl.replication.app import sequence_recorder
+from airflow_provider_pgrepl.replication.app import sequences
 from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoints
 from airflow_provider_pgrepl.replication.lake.sequences import read_recorded
 from tests.support.in_process import InProcess
@@ -15,7 +15,7 @@ def test_a_run_that_ends_has_recorded_the_values_at_its_last_point(
     spark, dsn: str, tmp_path: Path, monkeypatch
 ):
     # Only the last reading is left. It needs the receiver, which must not be stopped before.
-    monkeypatch.setattr(sequence_recorder, "INTERVAL_S", 3600.0)
+    monkeypatch.setattr(sequences, "INTERVAL_S", 3600.0)
     execute(dsn, "create table t (id serial primary key)", "insert into t default values")
     replicated = InProcess(spark, dsn, tmp_path, ("public.t",), sequences=True)
     replicated.snapshot()

@@ -60,7 +60,7 @@ import sys
 sys.path.insert(0, {str(ROOT)!r})
 from airflow_provider_pgrepl.errors import ToolError
 from airflow_provider_pgrepl.replication.spark.session import build_session
-from airflow_provider_pgrepl.replication.spark.session_settings import DAEMON_MODULE
+from airflow_provider_pgrepl.replication.spark.session import DAEMON_MODULE
 from airflow_provider_pgrepl.replication.spark.failures import spark_errors
 
 spark = build_session("no daemon", "local[1]", {{"spark.python.daemon.module": DAEMON_MODULE}}, delta=False)

@@ -18,7 +18,7 @@ from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app import verify as verify_app
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.operations.tables import pause_tables
-from airflow_provider_pgrepl.replication.app.verify_report import VerifyReport
+from airflow_provider_pgrepl.replication.app.verification import VerifyReport
 from airflow_provider_pgrepl.replication.lake.verify import comparison
 from airflow_provider_pgrepl.replication.receiver import receiver
 from airflow_provider_pgrepl.replication.receiver.changelog_feed import KeepaliveRule

@@ -13,8 +13,8 @@ import pytest
 from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.replication.app import verify_repair
+from airflow_provider_pgrepl.replication.app.verification import TableReport
 from airflow_provider_pgrepl.replication.app.verify_repair import Repair, has_version
-from airflow_provider_pgrepl.replication.app.verify_report import TableReport
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
 from airflow_provider_pgrepl.replication.lake.delta.live_files import COMMIT_METADATA, app_version
 from airflow_provider_pgrepl.replication.lake.delta.table import (

@@ -10,8 +10,8 @@ from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.progress import TableBytes, TableMerges
-from airflow_provider_pgrepl.replication.state.publisher_reports import PublisherReport, StoppedEvents
 from airflow_provider_pgrepl.replication.state.recorded_events import EventKind
+from airflow_provider_pgrepl.replication.state.reports import PublisherReport, StoppedEvents
 from airflow_provider_pgrepl.replication.state.samples import table_sample_interval_s
 from airflow_provider_pgrepl.replication.state.tables import TableState
 

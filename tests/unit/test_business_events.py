@@ -21,14 +21,14 @@ from airflow_provider_pgrepl.replication.events.changes import Change
 from airflow_provider_pgrepl.replication.events.event import Event
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.relations import TableGroup, TableSelection
+from airflow_provider_pgrepl.replication.events.targets.base import routing_key, topic
 from airflow_provider_pgrepl.replication.events.targets.kafka import messages_of
 from airflow_provider_pgrepl.replication.events.targets.rabbitmq import unsendable_reason
-from airflow_provider_pgrepl.replication.events.targets.routing import routing_key, topic
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Column, Partition, Relation
-from airflow_provider_pgrepl.replication.settings.business_events import Outbox
 from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings, parse_publisher
+from airflow_provider_pgrepl.replication.settings.publisher_sections import Outbox
 from airflow_provider_pgrepl.replication.settings.tables import TableOptions
 from tests.support.histories import Known
 

@@ -12,7 +12,7 @@ from airflow_provider_pgrepl.errors import ConfigError, LakeError
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.events.unchanged_toast import LakeValues
 from airflow_provider_pgrepl.replication.lake.time_travel.as_of import arrow_view_as_of
-from airflow_provider_pgrepl.replication.lake.verify.lake_side import LakeSide
+from airflow_provider_pgrepl.replication.lake.verify.comparison import LakeSide
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from tests.support.changes import column
 from tests.support.model import Change

@@ -10,12 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from airflow_provider_pgrepl.replication.lake.snapshot.copy_report import TableCopy
+from airflow_provider_pgrepl.replication.lake.snapshot.snapshot_copy import TableCopy
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.runtime.quantities import show_number
 from airflow_provider_pgrepl.replication.runtime.terminal import COLUMNS_VARIABLE, Terminal, log_handler
 from airflow_provider_pgrepl.replication.source.copy.copy_stream import CopyRange
-from airflow_provider_pgrepl.replication.state.copy_progress import CopyProgress
+from airflow_provider_pgrepl.replication.state.reports import CopyProgress
 
 HALF = CopyProgress(1_200_000, 5_000_000, 240, 1000, 250_000.0, 15.2)
 

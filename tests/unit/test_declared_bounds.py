@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.errors import FencedError, OvertakenError
-from airflow_provider_pgrepl.replication.lake.delta.fenced_commit import (
+from airflow_provider_pgrepl.replication.lake.delta.commit import (
     bounded_columns,
     commit_nothing,
     commit_properties,

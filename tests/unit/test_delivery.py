@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from airflow_provider_pgrepl.errors import TargetUnavailableError
 from airflow_provider_pgrepl.replication.events.event import Event
 from airflow_provider_pgrepl.replication.events.position import EventPosition
-from airflow_provider_pgrepl.replication.events.publish.progress import PublisherProgress
 from airflow_provider_pgrepl.replication.events.publish.publisher import Delivery
+from airflow_provider_pgrepl.replication.events.publish.record import PublisherProgress
 from airflow_provider_pgrepl.replication.events.targets.base import PendingEvents
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from tests.support.examples import examples

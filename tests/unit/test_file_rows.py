@@ -9,7 +9,7 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, WriterProperties, write_deltalake
 from pyroaring import BitMap64
 
-from airflow_provider_pgrepl.replication.lake.delta.fenced_commit import commit_properties
+from airflow_provider_pgrepl.replication.lake.delta.commit import commit_properties
 from airflow_provider_pgrepl.replication.lake.delta.table import open_table
 from airflow_provider_pgrepl.replication.lake.files import row_search
 from airflow_provider_pgrepl.replication.lake.files.merge_on_read import replace_rows

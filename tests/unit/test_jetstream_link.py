@@ -12,7 +12,7 @@ import pytest
 
 from airflow_provider_pgrepl.errors import TargetUnavailableError
 from airflow_provider_pgrepl.replication.events.targets.base import PendingEvents
-from airflow_provider_pgrepl.replication.events.targets.jetstream_link import JetStreamLink, NatsMessage
+from airflow_provider_pgrepl.replication.events.targets.jetstream import JetStreamLink, NatsMessage
 from tests.unit.test_publisher_parts import SETTINGS
 
 stub: Any = SimpleNamespace

@@ -21,9 +21,8 @@ from airflow_provider_pgrepl.replication.creek.streams import write_as_creek
 from airflow_provider_pgrepl.replication.creek.wire import Wire, framed, largest_payload, unframed
 from airflow_provider_pgrepl.replication.events.event import RESERVE, EventNumbers, above_all
 from airflow_provider_pgrepl.replication.events.position import EventPosition
-from airflow_provider_pgrepl.replication.events.publish.progress import PublisherProgress
-from airflow_provider_pgrepl.replication.events.targets.jetstream import JetStream
-from airflow_provider_pgrepl.replication.events.targets.jetstream_link import JetStreamReasons
+from airflow_provider_pgrepl.replication.events.publish.record import PublisherProgress
+from airflow_provider_pgrepl.replication.events.targets.jetstream import JetStream, JetStreamReasons
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.settings.publisher import parse_publisher
 

@@ -6,9 +6,9 @@ import pytest
 from confluent_kafka import KafkaError
 
 from airflow_provider_pgrepl.errors import Retry
+from airflow_provider_pgrepl.replication.events.targets.base import topic_of
 from airflow_provider_pgrepl.replication.events.targets.kafka import table_key
 from airflow_provider_pgrepl.replication.events.targets.kafka_broker import KafkaReasons, reason_of_topic
-from airflow_provider_pgrepl.replication.events.targets.routing import topic_of
 
 
 @pytest.mark.parametrize(

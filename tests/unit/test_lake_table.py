@@ -13,7 +13,7 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
 from airflow_provider_pgrepl.errors import FencedError, LakeChangedError, LakeError, LakeTableError
-from airflow_provider_pgrepl.replication.lake.delta.fenced_commit import (
+from airflow_provider_pgrepl.replication.lake.delta.commit import (
     commit_nothing,
     commit_properties,
     fenced,

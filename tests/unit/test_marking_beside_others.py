@@ -14,7 +14,7 @@ from deltalake import CommitProperties, DeltaTable, QueryBuilder, Transaction, w
 
 from airflow_provider_pgrepl.replication.changelog.reader import ChangelogFile
 from airflow_provider_pgrepl.replication.lake.apply.merge_task import MergeJob
-from airflow_provider_pgrepl.replication.lake.delta import commit, fenced_commit
+from airflow_provider_pgrepl.replication.lake.delta import commit
 from airflow_provider_pgrepl.replication.lake.delta import live_files as log
 from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version, live_files
 from airflow_provider_pgrepl.replication.lake.delta.statistics import declaration
@@ -92,7 +92,7 @@ def test_an_optimize_behind_the_commit_of_bounds_makes_no_row_twice(uri, monkeyp
 def test_an_optimize_behind_the_commit_of_bounds_keeps_compaction_from_its_files(uri, monkeypatch):
     mark(DeltaTable(uri), [3], rows_of(3, day=FAR))
     # Declare the bounds now, as for a table of an earlier version, which did not declare them.
-    fenced_commit._declare_bounds(DeltaTable(uri), APP, ["id", "d"])
+    commit._declare_bounds(DeltaTable(uri), APP, ["id", "d"])
     meanwhile(monkeypatch, lambda uri: DeltaTable(uri).optimize.compact())
     compact(DeltaTable(uri), APP, at_least=2, gone_share=0.0)
     assert ids(uri) == list(range(300))

@@ -20,7 +20,7 @@ from airflow_provider_pgrepl.errors import (
     TruncatedError,
     ValueRangeError,
 )
-from airflow_provider_pgrepl.replication.lake.delta.fenced_commit import commit_properties
+from airflow_provider_pgrepl.replication.lake.delta.commit import commit_properties
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table, read_position
 from airflow_provider_pgrepl.replication.lake.merge import slice_commit

@@ -19,8 +19,7 @@ from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import FencedError, LakeTableError
 from airflow_provider_pgrepl.replication.delta.log import put_commit
-from airflow_provider_pgrepl.replication.lake.delta.commit import commit_actions
-from airflow_provider_pgrepl.replication.lake.delta.fenced_commit import narrow_bounds
+from airflow_provider_pgrepl.replication.lake.delta.commit import commit_actions, narrow_bounds
 from airflow_provider_pgrepl.replication.lake.delta.live_files import check_files, live_files
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
 from airflow_provider_pgrepl.replication.lake.delta.statistics import declared_columns

@@ -28,8 +28,8 @@ from airflow_provider_pgrepl.replication.app.metrics.replication import (
     Observed,
     ReplicationCollector,
 )
-from airflow_provider_pgrepl.replication.app.status.lag import LagMeter
-from airflow_provider_pgrepl.replication.events.publish.progress import PublisherProgress
+from airflow_provider_pgrepl.replication.app.status.summary import LagMeter
+from airflow_provider_pgrepl.replication.events.publish.record import PublisherProgress
 from airflow_provider_pgrepl.replication.lake.apply.work_item import ApplierProgress
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName

@@ -25,7 +25,7 @@ from airflow_provider_pgrepl.replication.lake.apply import merge_task
 from airflow_provider_pgrepl.replication.lake.apply.merge_task import MergeJob, run_share
 from airflow_provider_pgrepl.replication.lake.apply.table_merge import TableContext, TableResult
 from airflow_provider_pgrepl.replication.lake.delta import snapshot_commit
-from airflow_provider_pgrepl.replication.lake.delta.fenced_commit import (
+from airflow_provider_pgrepl.replication.lake.delta.commit import (
     commit_nothing,
     commit_properties,
     fenced,

@@ -22,7 +22,7 @@ from airflow_provider_pgrepl.replication.app.metrics.replication import (
     Observed,
     ReplicationCollector,
 )
-from airflow_provider_pgrepl.replication.app.status.lag import LagMeter
+from airflow_provider_pgrepl.replication.app.status.summary import LagMeter
 from airflow_provider_pgrepl.replication.lake.apply.work_item import ApplierProgress
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.receiver.changelog_feed import ReceiverProgress

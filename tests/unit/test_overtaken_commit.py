@@ -1,4 +1,4 @@
-"""lake/delta/fenced_commit.py: a handle that has taken in another writer's commit is not used again."""
+"""lake/delta/commit.py: a handle that has taken in another writer's commit is not used again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_pgrepl.errors import FencedError
-from airflow_provider_pgrepl.replication.lake.delta.fenced_commit import (
+from airflow_provider_pgrepl.replication.lake.delta.commit import (
     commit_nothing,
     commit_properties,
     fenced,

@@ -26,9 +26,7 @@ CALLED_BY_SPARK = (
     "lake.snapshot.range_copy",
     "lake.snapshot.snapshot_copy",
     "lake.verify.comparison",
-    "lake.verify.lake_side",
     "lake.verify.resync",
-    "lake.verify.source_side",
     "lake.verify.text_check",
     "spark.failures",
     "app.",
@@ -167,7 +165,7 @@ def test_programs_import_without_spark_and_the_client_of_any_broker() -> None:
 
 
 def test_the_guard_of_programs_would_see_a_client() -> None:
-    needs_nats = "airflow_provider_pgrepl.replication.events.targets.jetstream_link"
+    needs_nats = "airflow_provider_pgrepl.replication.events.targets.jetstream"
     assert "import of nats halted" in import_without(CLIENTS, needs_nats).stderr
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from airflow_provider_pgrepl.errors import SourceConnectionError
 from airflow_provider_pgrepl.replication.app.page import documents
-from airflow_provider_pgrepl.replication.app.page.databases import Databases
 from airflow_provider_pgrepl.replication.app.page.documents import (
+    Databases,
     find_problems,
     pipeline_document,
     state_of,

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_pgrepl.errors import ConfigError, TableError
+from airflow_provider_pgrepl.replication.drift import DriftKind
 from airflow_provider_pgrepl.replication.drift.judge import compare_catalog
-from airflow_provider_pgrepl.replication.drift.kind import DriftKind
 from airflow_provider_pgrepl.replication.postgres.relation import Column, PgType, Relation
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline, changed_options, copied_options
 from airflow_provider_pgrepl.replication.settings.tables import PARTITION, PartitionBy

@@ -15,7 +15,7 @@ from duckdb_extensions import import_extension
 from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import LakeChangedError, LakeTableError
-from airflow_provider_pgrepl.replication.lake.delta import fenced_commit
+from airflow_provider_pgrepl.replication.lake.delta import commit
 from airflow_provider_pgrepl.replication.lake.delta.live_files import live_files
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table
@@ -350,7 +350,7 @@ def test_snapshot_rejects_partitioning_change_on_unsupported_table_protocol(
     lake = Lake(tmp_path, "rewrite")
     plain = Pipeline(name="p", lake=str(tmp_path), tables=("public.t",)).options(OF.table)
     snapshot(lake, [(1, "a", "x")], plain, 10)
-    monkeypatch.setattr(fenced_commit, "can_commit", lambda table: False)
+    monkeypatch.setattr(commit, "can_commit", lambda table: False)
     with pytest.raises(LakeTableError, match="its partitioning cannot be changed"):
         snapshot(lake, [(1, "a", "x")], lake.options, 20)
     assert open_table(lake.uri).metadata().partition_columns == []

@@ -13,8 +13,12 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, ConsistentPoints
-from airflow_provider_pgrepl.replication.lake.maintenance import HOLD, Maintenance
-from airflow_provider_pgrepl.replication.lake.points_budget import left_for_points, within_budget
+from airflow_provider_pgrepl.replication.lake.maintenance import (
+    HOLD,
+    Maintenance,
+    left_for_points,
+    within_budget,
+)
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 

@@ -23,7 +23,7 @@ from airflow_provider_pgrepl.replication.events.relations import TableSelection
 from airflow_provider_pgrepl.replication.postgres.names import ColumnName, TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Column, Partition, Relation
 from airflow_provider_pgrepl.replication.settings.publisher import parse_publisher
-from airflow_provider_pgrepl.replication.settings.publisher_columns import ColumnRules, RowFilter
+from airflow_provider_pgrepl.replication.settings.publisher_sections import ColumnRules, RowFilter
 from airflow_provider_pgrepl.replication.settings.tables import ColumnOptions, LakeType, TableOptions
 from airflow_provider_pgrepl.replication.values import typed_column
 from tests.support.examples import examples

@@ -17,7 +17,7 @@ from airflow_provider_pgrepl.errors import ConfigError, LakeError, ToolError
 from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, ConsistentPoints
 from airflow_provider_pgrepl.replication.lake.read import consistent_arrow, consistent_read
 from airflow_provider_pgrepl.replication.lake.sql import sql_reader
-from airflow_provider_pgrepl.replication.lake.time_travel.views import view_names
+from airflow_provider_pgrepl.replication.lake.time_travel.as_of import view_names
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline

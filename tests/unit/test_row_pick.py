@@ -8,10 +8,9 @@ import pytest
 
 from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.lake.files.row_search import RowLocations
-from airflow_provider_pgrepl.replication.lake.verify import row_pick
-from airflow_provider_pgrepl.replication.lake.verify.buckets import RowShape
+from airflow_provider_pgrepl.replication.lake.verify import buckets
+from airflow_provider_pgrepl.replication.lake.verify.buckets import RowPicking, RowShape
 from airflow_provider_pgrepl.replication.lake.verify.repair import PickedRows, _last_copies
-from airflow_provider_pgrepl.replication.lake.verify.row_pick import RowPicking
 
 _SHAPE = RowShape(("id", "v"), ("id",), (1, 2))
 _ROWS = pa.table({"id": list(range(100)), "v": ["v" * 1000] * 100})
@@ -38,7 +37,7 @@ def test_wanted_rows_are_collected_from_all_parts() -> None:
 def test_rows_beyond_the_limit_are_refused_in_a_task_and_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
     picking = _picking(_ROWS)
     halves = [_collected(picking, _ROWS.slice(0, 50)), _collected(picking, _ROWS.slice(50))]
-    monkeypatch.setattr(row_pick, "MOST_BYTES", 70_000)
+    monkeypatch.setattr(buckets, "MOST_BYTES", 70_000)
     with pytest.raises(LakeTableError, match="the rows that differ have more than"):
         _collected(picking, _ROWS)
     with pytest.raises(LakeTableError, match="have more than"):

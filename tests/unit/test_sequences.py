@@ -8,8 +8,13 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from airflow_provider_pgrepl.errors import ConfigError
-from airflow_provider_pgrepl.replication.app.sequence_recorder import merge_values
-from airflow_provider_pgrepl.replication.app.sequences import RecordedSequences, to_json, to_sql, to_text
+from airflow_provider_pgrepl.replication.app.sequences import (
+    RecordedSequences,
+    merge_values,
+    to_json,
+    to_sql,
+    to_text,
+)
 from airflow_provider_pgrepl.replication.lake.sequences import RecordedValue
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName

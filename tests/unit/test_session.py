@@ -16,8 +16,7 @@ from airflow_provider_pgrepl.replication.spark.connectors import (
     JARS_VARIABLE,
     delta_jars,
 )
-from airflow_provider_pgrepl.replication.spark.session import check_java
-from airflow_provider_pgrepl.replication.spark.session_settings import session_settings
+from airflow_provider_pgrepl.replication.spark.session import check_java, session_settings
 
 
 @pytest.fixture

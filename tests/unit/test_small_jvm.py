@@ -1,4 +1,4 @@
-"""runtime/spark_jvm.py: what is given for a driver's JVM elsewhere counts, and Java starts with it."""
+"""runtime/spark_submit.py: what is given for a driver's JVM elsewhere counts, and Java starts with it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_pgrepl.replication.runtime import compiled_loops
-from airflow_provider_pgrepl.replication.runtime.spark_jvm import SMALL_JVM, make_class_archive, small_jvm
-from airflow_provider_pgrepl.replication.spark.session_settings import session_settings
+from airflow_provider_pgrepl.replication.runtime.spark_submit import SMALL_JVM, make_class_archive, small_jvm
+from airflow_provider_pgrepl.replication.spark.session import session_settings
 
 NAME = "SPARK_SUBMIT_OPTS"
 

@@ -18,7 +18,7 @@ from airflow_provider_pgrepl.errors import (
 )
 from airflow_provider_pgrepl.replication.lake.snapshot.range_copy import RangeCopies, RangeTasks
 from airflow_provider_pgrepl.replication.spark.failures import spark_error, spark_errors
-from airflow_provider_pgrepl.replication.spark.session_settings import DAEMON_MODULE
+from airflow_provider_pgrepl.replication.spark.session import DAEMON_MODULE
 
 NO_WORKER = (
     "org.apache.spark.SparkException: Job aborted due to stage failure\n"

@@ -14,7 +14,7 @@ from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, ch
 from airflow_provider_pgrepl.replication.changelog.reader import lake_id, open_changelog
 from airflow_provider_pgrepl.replication.changelog.writer import create_changelog
 from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, ConsistentPoints
-from airflow_provider_pgrepl.replication.lake.delta.fenced_commit import commit_nothing, commit_properties
+from airflow_provider_pgrepl.replication.lake.delta.commit import commit_nothing, commit_properties
 from airflow_provider_pgrepl.replication.lake.delta.ownership import (
     Owner,
     check_former,

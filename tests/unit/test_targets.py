@@ -12,7 +12,7 @@ from typing import get_args
 import pytest
 
 from airflow_provider_pgrepl.replication.app.event_makers import _MAKERS
-from airflow_provider_pgrepl.replication.events.targets import routing
+from airflow_provider_pgrepl.replication.events.targets import base
 from airflow_provider_pgrepl.replication.events.targets.jetstream import JetStream
 from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
 from airflow_provider_pgrepl.replication.settings.targets import FORMATS, TARGETS, FormatName, TargetName
@@ -28,7 +28,7 @@ def test_target_has_its_module_its_extra_and_its_place(name: str) -> None:
     kind = TARGETS[name]  # type: ignore[index]
     module = importlib.import_module(f"airflow_provider_pgrepl.replication.events.targets.{kind.module}")
     assert hasattr(module, kind.title)
-    assert hasattr(routing, kind.place)
+    assert hasattr(base, kind.place)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extra = project["optional-dependencies"][name]
     assert any(requirement.startswith(kind.client) for requirement in extra)

@@ -11,9 +11,8 @@ from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.receiver.continuity import history_error, promotion_error
 from airflow_provider_pgrepl.replication.source.connection import hosts_of
-from airflow_provider_pgrepl.replication.source.server import Server
+from airflow_provider_pgrepl.replication.source.server import Server, check_identity, parse_history
 from airflow_provider_pgrepl.replication.source.slot import Slot
-from airflow_provider_pgrepl.replication.source.timelines import check_identity, parse_history
 
 RECORD = EpochRecord("shop", Epoch(1), "7", 1, "s", "p", 5, LSN(50))
 PROMOTED = Server(180000, "7", 2, "logical", in_recovery=False, database="shop", database_oid=5)

@@ -18,7 +18,7 @@ from airflow_provider_pgrepl.replication.lake import sql
 from airflow_provider_pgrepl.replication.lake.apply import table_merge, worker_daemon
 from airflow_provider_pgrepl.replication.lake.apply.merge_scheduler import TableOutcomes
 from airflow_provider_pgrepl.replication.lake.apply.table_merge import TableResult
-from airflow_provider_pgrepl.replication.lake.delta import fenced_commit
+from airflow_provider_pgrepl.replication.lake.delta import commit
 from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import ParquetFiles
 from airflow_provider_pgrepl.replication.lake.history import versions as history_rows
 from airflow_provider_pgrepl.replication.lake.snapshot import range_copy
@@ -205,7 +205,7 @@ def test_query_that_fails_at_its_rows_leaves_a_trace(caplog):
 def test_commit_that_fails_leaves_a_trace(caplog):
     table: Any = stub(version=lambda: 1, table_uri="/lake/t", update_incremental=lambda: None)
     with pytest.raises(LakeTableError, match="Delta failed with UnexpectedError") as found:
-        fenced_commit.fenced(table, "app", LSN(5), raise_unexpected)
+        commit.fenced(table, "app", LSN(5), raise_unexpected)
     check(found.value.trace, " in try_commit")
     check_log(caplog, " in try_commit")
 

@@ -15,18 +15,17 @@ import pytest
 
 from airflow_provider_pgrepl.errors import LakeUnavailableError, PgReplError, TransformError
 from airflow_provider_pgrepl.replication.app.creek import consume
-from airflow_provider_pgrepl.replication.creek import messages, snapshot_sender
+from airflow_provider_pgrepl.replication.creek import messages, streams
 from airflow_provider_pgrepl.replication.creek.snapshot_requests import SnapshotRequests
 from airflow_provider_pgrepl.replication.creek.streams import RequestResponder
 from airflow_provider_pgrepl.replication.creek.wire import Wire
 from airflow_provider_pgrepl.replication.events.business import imported, transformed
 from airflow_provider_pgrepl.replication.events.reader import changelog_errors
-from airflow_provider_pgrepl.replication.events.targets.jetstream_link import JetStreamLink, JetStreamReasons
-from airflow_provider_pgrepl.replication.events.targets.jetstream_link import _quietly as quietly
-from airflow_provider_pgrepl.replication.events.targets.kafka import KafkaLink
+from airflow_provider_pgrepl.replication.events.targets.jetstream import JetStreamLink, JetStreamReasons
+from airflow_provider_pgrepl.replication.events.targets.jetstream import _quietly as quietly
+from airflow_provider_pgrepl.replication.events.targets.kafka import KafkaLink, SchemaRegistry
 from airflow_provider_pgrepl.replication.events.targets.kafka_broker import KafkaReasons
 from airflow_provider_pgrepl.replication.events.targets.rabbitmq import RabbitMQLink
-from airflow_provider_pgrepl.replication.events.targets.schema_registry import SchemaRegistry
 from airflow_provider_pgrepl.replication.events.unchanged_toast import LakeValues
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
@@ -199,9 +198,9 @@ def test_answer_to_a_request_leaves_its_trace(caplog):
 
 
 def test_snapshot_that_cannot_be_sent_leaves_a_trace(monkeypatch, caplog):
-    monkeypatch.setattr(snapshot_sender._Sender, "send", raise_unexpected)
+    monkeypatch.setattr(streams._Sender, "send", raise_unexpected)
     with pytest.raises(PgReplError) as found:
-        snapshot_sender.send_snapshot(["nats://host:4222"], SETTINGS, "subject", stub())
+        streams.send_snapshot(["nats://host:4222"], SETTINGS, "subject", stub())
     assert CANARY not in str(found.value)
     check_log(caplog, " in send_snapshot")
 

@@ -21,8 +21,8 @@ from airflow_provider_pgrepl.replication.app.progress_writer import ProgressWrit
 from airflow_provider_pgrepl.replication.app.replication import Replication
 from airflow_provider_pgrepl.replication.app.status import status
 from airflow_provider_pgrepl.replication.app.status.summary import SummaryLog
-from airflow_provider_pgrepl.replication.delta import checkpoints
-from airflow_provider_pgrepl.replication.delta.checkpoints import Checkpoints
+from airflow_provider_pgrepl.replication.delta import log as delta_log
+from airflow_provider_pgrepl.replication.delta.log import Checkpoints
 from airflow_provider_pgrepl.replication.lake.apply import merge_task
 from airflow_provider_pgrepl.replication.lake.apply.applier import Applier
 from airflow_provider_pgrepl.replication.lake.apply.merge_task import MergeTaskPool
@@ -273,7 +273,7 @@ def test_object_that_fails_when_it_is_deleted_leaves_its_trace(caplog, capsys):
 
 
 def test_thread_of_a_checkpoint_leaves_its_trace(monkeypatch, caplog):
-    monkeypatch.setattr(checkpoints, "open_delta", raise_unexpected)
+    monkeypatch.setattr(delta_log, "open_delta", raise_unexpected)
     writer: Any = bare(Checkpoints, _uri="/lake/t", _every=1, _writing=None)
     with process.traces_of_threads():
         writer.after(0, 1)

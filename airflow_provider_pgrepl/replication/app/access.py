@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from airflow_provider_pgrepl import errors
-from airflow_provider_pgrepl.errors import StateError
+from airflow_provider_pgrepl.errors import SNAPSHOT, StateError
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import Connection, address, connect
@@ -70,5 +69,5 @@ def not_recorded(pipeline: str) -> StateError:
     return StateError(
         f"pipeline {pipeline} is not recorded in this database",
         "if the pipeline exists, set PGREPL_STATE_DSN, or state_conn_id, to the database with its records;"
-        f" only for a new pipeline {errors.SNAPSHOT}",
+        f" only for a new pipeline {SNAPSHOT}",
     )

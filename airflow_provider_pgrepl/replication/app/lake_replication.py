@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.replication import POLL_S, Replication
-from airflow_provider_pgrepl.replication.app.sequence_recorder import SequenceRecorder
+from airflow_provider_pgrepl.replication.app.sequences import SequenceRecorder
 from airflow_provider_pgrepl.replication.app.spark_start import start_spark
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.lake.apply.applier import Applier, warm_up
@@ -16,11 +16,7 @@ from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.runtime.start_queue import StartTurn
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.spark.executors import await_executors
-from airflow_provider_pgrepl.replication.spark.session import (
-    LazySession,
-    has_local_jvm,
-    runs_on_cluster,
-)
+from airflow_provider_pgrepl.replication.spark.session import LazySession, has_local_jvm, runs_on_cluster
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableState
 

@@ -61,7 +61,7 @@ from airflow_provider_pgrepl.replication.settings.publisher import PublisherSett
 from airflow_provider_pgrepl.replication.settings.targets import FORMATS, TARGETS
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
-from airflow_provider_pgrepl.replication.state.publisher_reports import PublisherReport, StoppedEvents
+from airflow_provider_pgrepl.replication.state.reports import PublisherReport, StoppedEvents
 
 log = logging.getLogger(__name__)
 DurableLsnLookup = Callable[[LSN], LSN | None]

@@ -14,8 +14,7 @@ from collections.abc import Collection, Iterable
 from contextlib import closing, suppress
 from dataclasses import replace
 
-from airflow_provider_pgrepl import errors
-from airflow_provider_pgrepl.errors import BusyError, LakeError
+from airflow_provider_pgrepl.errors import NEW_EPOCH, BusyError, LakeError
 from airflow_provider_pgrepl.replication.app.ownership import Evidence, check_new_epoch, check_ours
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
@@ -125,7 +124,7 @@ def _check_unconfirmed(evidence: Evidence, remains: ReadableChangelog) -> None:
     raise LakeError(
         f"commit {remains.version + 1} of the changelog, or a file that it names, is not whole. Without it"
         f" the changelog ends at {left}, but {name} {fact}. Nothing was changed",
-        f"{_LOOK}, and start again; if they are lost, {errors.NEW_EPOCH}",
+        f"{_LOOK}, and start again; if they are lost, {NEW_EPOCH}",
     )
 
 

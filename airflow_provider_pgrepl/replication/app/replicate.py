@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgrepl import errors
-from airflow_provider_pgrepl.errors import ConfigError, PgReplError
+from airflow_provider_pgrepl.errors import NEW_EPOCH, ConfigError, PgReplError
 from airflow_provider_pgrepl.replication.app import process, progress_writer
 from airflow_provider_pgrepl.replication.app.epoch import (
     begun_epoch,
@@ -195,7 +194,7 @@ def check_record(pipeline: Pipeline, record: EpochRecord) -> None:
         if begun != wanted:
             raise ConfigError(
                 f"{field}: the pipeline file has {wanted!r}, but this lake was begun with {begun!r}",
-                f"set `{field}` to {begun!r} again: nothing is lost. To change it, {errors.NEW_EPOCH}",
+                f"set `{field}` to {begun!r} again: nothing is lost. To change it, {NEW_EPOCH}",
             )
 
 

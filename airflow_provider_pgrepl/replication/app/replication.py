@@ -10,11 +10,10 @@ from contextlib import AbstractContextManager, nullcontext
 
 from airflow_provider_pgrepl.errors import FencedError, LakeError, PgReplError
 from airflow_provider_pgrepl.replication.app import process
+from airflow_provider_pgrepl.replication.app.evidence import stop_lost_copies
 from airflow_provider_pgrepl.replication.app.metrics.otlp import exports_metrics
 from airflow_provider_pgrepl.replication.app.needed_changes import Retention, retention, retention_lsn
-from airflow_provider_pgrepl.replication.app.progress_writer import ProgressWriter
-from airflow_provider_pgrepl.replication.app.promotion import stop_lost_copies
-from airflow_provider_pgrepl.replication.app.sample_writer import SampleWriter
+from airflow_provider_pgrepl.replication.app.progress_writer import ProgressWriter, SampleWriter
 from airflow_provider_pgrepl.replication.app.source_problems import SourceProtection
 from airflow_provider_pgrepl.replication.app.status.summary import SourceReading, SummaryLog
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord

@@ -39,7 +39,7 @@ from airflow_provider_pgrepl.replication.app.epoch import (
     refuse_without_lake,
     tables_copied_differently,
 )
-from airflow_provider_pgrepl.replication.app.evidence import gather
+from airflow_provider_pgrepl.replication.app.evidence import check_followed, gather
 from airflow_provider_pgrepl.replication.app.ownership import (
     Evidence,
     check_lake_may_be_lost,
@@ -50,7 +50,6 @@ from airflow_provider_pgrepl.replication.app.ownership import (
     has_begun,
 )
 from airflow_provider_pgrepl.replication.app.process import of_snapshot
-from airflow_provider_pgrepl.replication.app.promotion import check_followed
 from airflow_provider_pgrepl.replication.app.recovery import settle_idle_lake
 from airflow_provider_pgrepl.replication.app.snapshot_tables import (
     SnapshotResult,
@@ -94,11 +93,7 @@ from airflow_provider_pgrepl.replication.source.preflight.selection import (
     select_tables,
 )
 from airflow_provider_pgrepl.replication.spark.executors import await_executors
-from airflow_provider_pgrepl.replication.spark.session import (
-    LazySession,
-    has_local_jvm,
-    runs_on_cluster,
-)
+from airflow_provider_pgrepl.replication.spark.session import LazySession, has_local_jvm, runs_on_cluster
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
 from airflow_provider_pgrepl.replication.storage.probe import check_directory, check_store

@@ -100,7 +100,7 @@ class SourceSnapshots:
         those of the lake.
         """
         # Imported here, where the client is known to be installed.
-        from airflow_provider_pgrepl.replication.creek.snapshot_sender import SnapshotRequest, send_snapshot
+        from airflow_provider_pgrepl.replication.creek.streams import SnapshotRequest, send_snapshot
 
         epoch = read_epoch(changelog_uri(self._pipeline.lake_root)).epoch
         with tempfile.TemporaryFile(prefix="pgrepl-snapshot-") as file:

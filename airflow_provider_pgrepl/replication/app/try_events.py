@@ -25,7 +25,7 @@ from airflow_provider_pgrepl.replication.events.formats.avro import AvroEvent
 from airflow_provider_pgrepl.replication.events.publish.record import read_columns
 from airflow_provider_pgrepl.replication.events.reader import OrderedReader
 from airflow_provider_pgrepl.replication.events.relations import TableSelection
-from airflow_provider_pgrepl.replication.events.targets import routing
+from airflow_provider_pgrepl.replication.events.targets import base
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
@@ -113,7 +113,7 @@ def _shown(event: Event, settings: PublisherSettings) -> dict[str, Any]:
         return _of_creek(event, settings)
     said = event.business
     kind = TARGETS[settings.target]
-    place = getattr(routing, kind.place)(event, settings)
+    place = getattr(base, kind.place)(event, settings)
     found: dict[str, Any] = {"id": event.id, "table": event.table, "to": place}
     if kind.is_keyed:
         found["key"] = _readable(event.key)

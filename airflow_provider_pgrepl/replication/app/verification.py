@@ -1,13 +1,16 @@
-"""One run of a verification: its snapshots of the source, and the tables that it compares."""
+"""One run of a verification: its snapshots of the source, the tables that it compares, and its report for
+people and for programs.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_provider_pgrepl.errors import (
     LakeError,
@@ -19,7 +22,6 @@ from airflow_provider_pgrepl.errors import (
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.table_watch import recorded_names
 from airflow_provider_pgrepl.replication.app.tables import Records, read_selected, requested_of
-from airflow_provider_pgrepl.replication.app.verify_report import TableReport, VerifyReport
 from airflow_provider_pgrepl.replication.changelog import writer
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import (
@@ -34,13 +36,16 @@ from airflow_provider_pgrepl.replication.lake.time_travel.moment import find_mom
 from airflow_provider_pgrepl.replication.lake.time_travel.plan import Planner, TablePlan
 from airflow_provider_pgrepl.replication.lake.verify.buckets import RowShape
 from airflow_provider_pgrepl.replication.lake.verify.comparison import (
+    LakeSide,
+    NotCompared,
+    SourceReading,
+    SourceSide,
     TableComparer,
+    TableComparison,
     sample_of,
     shape_of,
     uncompared_parts,
 )
-from airflow_provider_pgrepl.replication.lake.verify.lake_side import LakeSide
-from airflow_provider_pgrepl.replication.lake.verify.source_side import SourceReading, SourceSide
 from airflow_provider_pgrepl.replication.lake.verify.text_check import (
     TextReading,
     parts_without_text,
@@ -62,12 +67,148 @@ from airflow_provider_pgrepl.replication.values import copied_part, typed_column
 if TYPE_CHECKING:
     from airflow_provider_pgrepl.replication.source.connection import Connection
 
+WHOLE = "table"
+Status = Literal["equal", "sample_equal", "repaired", "different", "not_compared"]
 log = logging.getLogger(__name__)
-
 _ATTEMPTS = 3
 _POLL_S = 0.1
 _ASK_EVERY_S = 5.0
 """Repeated, because an app that starts does not see what was asked before."""
+
+
+@dataclass(frozen=True)
+class TableReport:
+    """The result for one table.
+
+    `parts`: what was not compared, and why. `verified_through`: the last LSN that the compared rows include.
+    `verified_at`: when the source's snapshot was exported. `repaired_version`: the version of the lake table
+    that repaired the differences. `not_repaired`: why a repair was refused or failed; empty without one.
+    """
+
+    table: TableName
+    status: Status
+    parts: Sequence[NotCompared] = ()
+    comparison: TableComparison | None = None
+    verified_through: LSN | None = None
+    verified_at: datetime | None = None
+    repaired_version: int | None = None
+    not_repaired: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        table: TableName,
+        comparison: TableComparison,
+        parts: Sequence[NotCompared],
+        through: LSN,
+        at: datetime,
+    ) -> TableReport:
+        return cls(table, comparison.status, parts, comparison, through, at)
+
+    @classmethod
+    def not_compared(cls, table: TableName, reason: str) -> TableReport:
+        return cls(table, "not_compared", (NotCompared(WHOLE, reason),))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report for programs. No value of a row is in it but the keys that were asked for."""
+        found: dict[str, Any] = {
+            "table": str(self.table),
+            "status": self.status,
+            "not_compared": [{"part": part.part, "reason": part.reason} for part in self.parts],
+        }
+        if self.comparison is None:
+            return found
+        compared, differences = self.comparison, self.comparison.differences
+        found |= {
+            "verified_through": str(self.verified_through),
+            "verified_at": None if self.verified_at is None else self.verified_at.isoformat(),
+            **_counts(compared),
+            "missing": differences.missing,
+            "extra": differences.extra,
+            "changed": differences.changed,
+            "different_columns": dict(sorted(differences.columns.items())),
+        }
+        if self.repaired_version is not None:
+            found["repaired_version"] = self.repaired_version
+        if self.not_repaired:
+            found["not_repaired"] = self.not_repaired
+        for name in ("missing_keys", "extra_keys", "changed_keys"):
+            if keys := getattr(differences, name):
+                found[name] = keys
+        return found
+
+    def to_text(self) -> str:
+        """Return the report for people."""
+        return "\n".join(self._lines())
+
+    def _lines(self) -> list[str]:
+        if self.comparison is None:
+            return [f"{self.table}: not compared: {self.parts[0].reason}"]
+        compared, differences = self.comparison, self.comparison.differences
+        if self.status == "sample_equal":
+            head = f"{self.table}: sample equal at {self.verified_through}: {compared.source_rows:,} rows"
+        elif compared.sampled_rows is not None:
+            head = (
+                f"{self.table}: different at {self.verified_through}: of {compared.sampled_rows:,} rows of"
+                f" the source, {differences.missing:,} missing, {differences.changed:,} changed"
+            )
+        elif self.status == "equal":
+            head = f"{self.table}: equal through {self.verified_through}: {compared.source_rows:,} rows"
+        elif self.status == "repaired":
+            head = (
+                f"{self.table}: repaired through {self.verified_through}, in version {self.repaired_version}:"
+                f" {differences.missing:,} missing, {differences.extra:,} extra, {differences.changed:,}"
+                f" changed; compared again, equal: {compared.source_rows:,} rows"
+            )
+        else:
+            head = (
+                f"{self.table}: different at {self.verified_through}: {compared.source_rows:,} rows at the"
+                f" source, {compared.lake_rows:,} in the lake; {differences.missing:,} missing,"
+                f" {differences.extra:,} extra, {differences.changed:,} changed"
+            )
+        lines = [head]
+        if self.not_repaired:
+            lines.append(f"  not repaired: {self.not_repaired}")
+        if left := compared.differing_ranges - compared.listed_ranges:
+            lines.append(f"  {left:,} differing ranges have more rows than are compared one by one")
+        lines += [f"  column {name}: {rows:,} rows" for name, rows in sorted(differences.columns.items())]
+        for kind in ("missing", "extra", "changed"):
+            lines += [f"  {kind}: {_key(key)}" for key in getattr(differences, f"{kind}_keys")]
+        return lines + [f"  not compared: {part.part}: {part.reason}" for part in self.parts]
+
+
+def _counts(compared: TableComparison) -> dict[str, int]:
+    if compared.sampled_rows is not None:
+        return {"sampled_rows": compared.sampled_rows}
+    return {
+        "source_rows": compared.source_rows,
+        "lake_rows": compared.lake_rows,
+        "ranges": compared.ranges,
+        "differing_ranges": compared.differing_ranges,
+        "listed_ranges": compared.listed_ranges,
+    }
+
+
+def _key(key: Sequence[str | None]) -> str:
+    return ", ".join("NULL" if value is None else value for value in key)
+
+
+@dataclass
+class VerifyReport:
+    """The results of one run, by table."""
+
+    pipeline: str
+    tables: dict[TableName, TableReport] = field(default_factory=dict)
+
+    def add(self, table: TableReport) -> None:
+        self.tables[table.table] = table
+
+    def to_json(self) -> dict[str, Any]:
+        tables = [self.tables[table].to_json() for table in sorted(self.tables)]
+        return {"pipeline": self.pipeline, "tables": tables}
+
+    def to_text(self) -> str:
+        return "\n".join(self.tables[table].to_text() for table in sorted(self.tables))
 
 
 @dataclass

@@ -23,15 +23,13 @@ from airflow_provider_pgrepl.errors import ConfigError, escaped
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.epoch import refuse_without_lake
-from airflow_provider_pgrepl.replication.app.evidence import gather
+from airflow_provider_pgrepl.replication.app.evidence import check_followed, gather
 from airflow_provider_pgrepl.replication.app.ownership import check_ours
 from airflow_provider_pgrepl.replication.app.process import TEXT, of_verify
-from airflow_provider_pgrepl.replication.app.promotion import check_followed
 from airflow_provider_pgrepl.replication.app.spark_start import start_spark
 from airflow_provider_pgrepl.replication.app.start_check import check_recorded
-from airflow_provider_pgrepl.replication.app.verification import Verification
+from airflow_provider_pgrepl.replication.app.verification import Verification, VerifyReport
 from airflow_provider_pgrepl.replication.app.verify_repair import repair_tables, resume_interrupted
-from airflow_provider_pgrepl.replication.app.verify_report import VerifyReport
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.runtime.compiled_loops import begin_compiling
 from airflow_provider_pgrepl.replication.runtime.process_io import leave_result

@@ -19,8 +19,12 @@ from deltalake import DeltaTable
 from airflow_provider_pgrepl.errors import FencedError, LakeError, SnapshotError, StateError
 from airflow_provider_pgrepl.replication.app.operations import selection
 from airflow_provider_pgrepl.replication.app.operations.tables import pause_tables, resume_tables
-from airflow_provider_pgrepl.replication.app.verification import Verification, check_layout
-from airflow_provider_pgrepl.replication.app.verify_report import TableReport, VerifyReport
+from airflow_provider_pgrepl.replication.app.verification import (
+    TableReport,
+    Verification,
+    VerifyReport,
+    check_layout,
+)
 from airflow_provider_pgrepl.replication.changelog import writer
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
@@ -39,8 +43,7 @@ from airflow_provider_pgrepl.replication.lake.merge.merge import check_columns
 from airflow_provider_pgrepl.replication.lake.schema_evolution.timeline import read_relations
 from airflow_provider_pgrepl.replication.lake.time_travel.moment import TableVersion
 from airflow_provider_pgrepl.replication.lake.time_travel.plan import TablePlan
-from airflow_provider_pgrepl.replication.lake.verify.comparison import TableComparer
-from airflow_provider_pgrepl.replication.lake.verify.lake_side import LakeSide
+from airflow_provider_pgrepl.replication.lake.verify.comparison import LakeSide, TableComparer
 from airflow_provider_pgrepl.replication.lake.verify.repair import TableRepair, pick, refusal_of
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName

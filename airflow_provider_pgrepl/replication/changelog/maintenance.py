@@ -35,11 +35,7 @@ from airflow_provider_pgrepl.replication.changelog.layout import (
 from airflow_provider_pgrepl.replication.changelog.reader import unreadable_changelog, value_bytes
 from airflow_provider_pgrepl.replication.changelog.writer import Part, PartFolder, removal, replace_files
 from airflow_provider_pgrepl.replication.delta.table import open_delta
-from airflow_provider_pgrepl.replication.storage import (
-    open_storage,
-    read_parquet,
-    storage_error,
-)
+from airflow_provider_pgrepl.replication.storage import open_storage, read_parquet, storage_error
 
 _RETENTION_METADATA = "pgrepl_retention"
 _HOUR = f"partition.{PARTITION}"

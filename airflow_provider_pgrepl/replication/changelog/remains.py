@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from airflow_provider_pgrepl.replication.changelog.layout import DURABLE_APP, SHARED_APP, EpochRecord
-from airflow_provider_pgrepl.replication.delta.checkpoints import read_checkpoint, whole_checkpoints
+from airflow_provider_pgrepl.replication.delta.log import read_checkpoint, whole_checkpoints
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.storage import (
     log_path,

@@ -26,7 +26,7 @@ from airflow_provider_pgrepl.replication.creek.copy_database import (
 from airflow_provider_pgrepl.replication.creek.messages import Row, UnreadableChange, WalChange
 from airflow_provider_pgrepl.replication.creek.table_shape import TableShape
 from airflow_provider_pgrepl.replication.creek.wire import Version, Wire
-from airflow_provider_pgrepl.replication.events.targets.routing import words_of
+from airflow_provider_pgrepl.replication.events.targets.base import words_of
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.runtime.process_io import read_text
 

@@ -18,7 +18,7 @@ from airflow_provider_pgrepl.replication.avro.columns import INFINITIES, INFINIT
 from airflow_provider_pgrepl.replication.creek.stream_reading import PREVIOUS
 from airflow_provider_pgrepl.replication.creek.wire import MAGIC
 from airflow_provider_pgrepl.replication.events.position import EventPosition
-from airflow_provider_pgrepl.replication.events.targets.routing import NATS_ID, words_of
+from airflow_provider_pgrepl.replication.events.targets.base import NATS_ID, words_of
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.values.text_output import DAY_US, moment_text

@@ -14,12 +14,7 @@ import pyarrow.compute as pc
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import TargetError, one_line
 from airflow_provider_pgrepl.replication.avro.codec import Schema, fingerprint, fingerprint_text, to_text
-from airflow_provider_pgrepl.replication.avro.columns import (
-    CreekColumn,
-    avro_name,
-    avro_names,
-    fields_of,
-)
+from airflow_provider_pgrepl.replication.avro.columns import CreekColumn, avro_name, avro_names, fields_of
 from airflow_provider_pgrepl.replication.events.columns import PublishedColumn, PublishedColumns
 from airflow_provider_pgrepl.replication.events.formats.avro import avro_column
 from airflow_provider_pgrepl.replication.events.position import EventPosition

@@ -18,7 +18,7 @@ from airflow_provider_pgrepl.replication.changelog.reader import (
     read_epoch_number,
 )
 from airflow_provider_pgrepl.replication.events.position import EventPosition
-from airflow_provider_pgrepl.replication.events.targets.routing import NATS_ID
+from airflow_provider_pgrepl.replication.events.targets.base import NATS_ID
 
 LAKE = "Pgrepl-Lake"
 """The header of a change with the id of the lake that it came from."""

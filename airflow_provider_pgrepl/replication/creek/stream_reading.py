@@ -18,7 +18,7 @@ from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 from airflow_provider_pgrepl.errors import ConfigError, TargetError, TargetUnavailableError
 from airflow_provider_pgrepl.replication.creek.wire import Wire
 from airflow_provider_pgrepl.replication.events.position import EventPosition
-from airflow_provider_pgrepl.replication.events.targets.routing import NATS_ID
+from airflow_provider_pgrepl.replication.events.targets.base import NATS_ID
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 
 _BATCH = 256

@@ -26,7 +26,7 @@ from airflow_provider_pgrepl.replication.avro.codec import (
 )
 from airflow_provider_pgrepl.replication.avro.columns import CreekColumn, avro_name, avro_names, fields_of
 from airflow_provider_pgrepl.replication.events.changes import Operation
-from airflow_provider_pgrepl.replication.events.targets.routing import words_of
+from airflow_provider_pgrepl.replication.events.targets.base import words_of
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 

@@ -20,11 +20,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import LakeError
-from airflow_provider_pgrepl.replication.delta.checkpoints import (
-    checkpoint_version,
-    sidecars,
-    whole_checkpoints,
-)
+from airflow_provider_pgrepl.replication.delta.log import checkpoint_version, sidecars, whole_checkpoints
 from airflow_provider_pgrepl.replication.storage.durable import (
     LAST_CHECKPOINT,
     LOG_FOLDER,

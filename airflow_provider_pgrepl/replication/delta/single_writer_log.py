@@ -14,8 +14,7 @@ from typing import Any
 from deltalake import CommitProperties, DeltaTable, Transaction
 
 from airflow_provider_pgrepl.errors import LakeError, LakeUnavailableError
-from airflow_provider_pgrepl.replication.delta.checkpoints import Checkpoints
-from airflow_provider_pgrepl.replication.delta.log import can_commit, put_version
+from airflow_provider_pgrepl.replication.delta.log import Checkpoints, can_commit, put_version
 from airflow_provider_pgrepl.replication.delta.table import open_delta
 from airflow_provider_pgrepl.replication.storage import durable
 from airflow_provider_pgrepl.replication.storage.filesystem import (

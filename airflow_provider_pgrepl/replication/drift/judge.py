@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from airflow_provider_pgrepl.errors import ConfigError, Remedy, TableError
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
+from airflow_provider_pgrepl.replication.drift import DriftKind
 from airflow_provider_pgrepl.replication.drift.columns import (
     ColumnComparison,
     DriftFinding,
@@ -20,7 +21,6 @@ from airflow_provider_pgrepl.replication.drift.columns import (
     type_change,
 )
 from airflow_provider_pgrepl.replication.drift.files import file_findings, new_partitions, place_findings
-from airflow_provider_pgrepl.replication.drift.kind import DriftKind
 from airflow_provider_pgrepl.replication.drift.matching import (
     MatchedColumn,
     UnclearLayoutError,

@@ -34,7 +34,7 @@ from airflow_provider_pgrepl.replication.events.relations import KnownRelations,
 from airflow_provider_pgrepl.replication.pgoutput.messages import DDL_PREFIX
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
-from airflow_provider_pgrepl.replication.settings.business_events import (
+from airflow_provider_pgrepl.replication.settings.publisher_sections import (
     FUNCTION_FORM,
     EventRule,
     FieldMapping,

@@ -20,7 +20,7 @@ from airflow_provider_pgrepl.replication.lake.merge.changes import Bools
 from airflow_provider_pgrepl.replication.postgres import oids
 from airflow_provider_pgrepl.replication.postgres.names import ColumnName, TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Column, Relation
-from airflow_provider_pgrepl.replication.settings.publisher_columns import ColumnRules, RowFilter, Values
+from airflow_provider_pgrepl.replication.settings.publisher_sections import ColumnRules, RowFilter, Values
 from airflow_provider_pgrepl.replication.settings.tables import ColumnOptions, TableOptions
 from airflow_provider_pgrepl.replication.values import TypedColumn, typed_column
 from airflow_provider_pgrepl.replication.values.parser import Text, as_string

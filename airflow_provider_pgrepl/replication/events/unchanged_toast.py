@@ -14,11 +14,7 @@ import pyarrow.compute as pc
 
 from airflow_provider_pgrepl.errors import ChangelogError, DriftError, LakeUnavailableError, PgReplError
 from airflow_provider_pgrepl.replication.changelog.gaps import GAP
-from airflow_provider_pgrepl.replication.changelog.layout import (
-    ROW_SCHEMA,
-    STATUS_ORDINAL,
-    letters,
-)
+from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA, STATUS_ORDINAL, letters
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.events.changelog_rows import RowBatch
 from airflow_provider_pgrepl.replication.events.formats.json_text import TEXT

@@ -15,7 +15,7 @@ from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import LakeError
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri, system_folder
-from airflow_provider_pgrepl.replication.delta.checkpoints import checkpoint_version, read_checkpoint
+from airflow_provider_pgrepl.replication.delta.log import checkpoint_version, read_checkpoint
 from airflow_provider_pgrepl.replication.delta.table import open_delta
 from airflow_provider_pgrepl.replication.lake.delta.live_files import live_files
 from airflow_provider_pgrepl.replication.lake.delta.ownership import (

@@ -28,12 +28,12 @@ from airflow_provider_pgrepl.replication.lake.time_travel.as_of import (
     arrow_as_of,
     arrow_view_as_of,
     as_of,
+    create_views,
     read_as_of,
     verified,
 )
 from airflow_provider_pgrepl.replication.lake.time_travel.moment import TableVersion, parse_lsn
 from airflow_provider_pgrepl.replication.lake.time_travel.verification import UnverifiedWarning
-from airflow_provider_pgrepl.replication.lake.time_travel.views import create_views
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline

@@ -17,13 +17,13 @@ from airflow_provider_pgrepl.replication.postgres.names import quote_identifier
 from airflow_provider_pgrepl.replication.source.publication import read_identity
 from airflow_provider_pgrepl.replication.source.server import (
     Server,
+    find_fork,
     known_source,
     read_server,
     source_of,
     written_lsn,
 )
 from airflow_provider_pgrepl.replication.source.slot import Slot, read_slot, why_invalidated
-from airflow_provider_pgrepl.replication.source.timelines import find_fork
 
 if TYPE_CHECKING:
     from psycopg2.extensions import connection

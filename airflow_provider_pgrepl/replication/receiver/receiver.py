@@ -26,11 +26,7 @@ from airflow_provider_pgrepl.errors import (
 )
 from airflow_provider_pgrepl.replication.changelog.gaps import Gap, last_gap
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
-from airflow_provider_pgrepl.replication.changelog.reader import (
-    open_changelog,
-    read_durable_lsn,
-    read_token,
-)
+from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_durable_lsn, read_token
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter, Fence
 from airflow_provider_pgrepl.replication.pgoutput.columns import TransactionBegin
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN

@@ -10,14 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_provider_pgrepl import errors
-from airflow_provider_pgrepl.errors import RewoundError
-from airflow_provider_pgrepl.replication.changelog.layout import (
-    CHANGES,
-    ROW_SCHEMA,
-    STATUS_ORDINAL,
-    letters,
-)
+from airflow_provider_pgrepl.errors import RewoundError, prove_source
+from airflow_provider_pgrepl.replication.changelog.layout import CHANGES, ROW_SCHEMA, STATUS_ORDINAL, letters
 from airflow_provider_pgrepl.replication.changelog.reader import live_files, open_changelog, read_floor_lsn
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
 from airflow_provider_pgrepl.replication.pgoutput.columns import TransactionEnd
@@ -166,5 +160,5 @@ def _of_rows(rows: pa.Table) -> pa.ChunkedArray:
 def _rewound(lsn: int, what: str) -> RewoundError:
     return RewoundError(
         f"the source was restored to an earlier state, or replaced: the transaction at {LSN(lsn)} {what}",
-        errors.prove_source(),
+        prove_source(),
     )

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from airflow_provider_pgrepl import errors
-from airflow_provider_pgrepl.errors import ConfigError
+from airflow_provider_pgrepl.errors import ConfigError, reference
 from airflow_provider_pgrepl.replication.postgres.names import ColumnName, TableName
 from airflow_provider_pgrepl.replication.runtime.process_io import read_text
 from airflow_provider_pgrepl.replication.settings.lake import canonical, is_object_store
@@ -57,7 +56,7 @@ from airflow_provider_pgrepl.replication.settings.tables import (
 if TYPE_CHECKING:
     from yaml import Node, SafeLoader
 
-_REFERENCE = errors.reference("pipeline")
+_REFERENCE = reference("pipeline")
 _SCHEMA = "$schema"
 """The key by which an editor finds the JSON Schema of a file."""
 _YAML_ENDINGS = (".yaml", ".yml")

@@ -7,20 +7,21 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from airflow_provider_pgrepl import errors
-from airflow_provider_pgrepl.errors import ConfigError
+from airflow_provider_pgrepl.errors import ConfigError, reference
 from airflow_provider_pgrepl.replication.postgres.names import TableName
-from airflow_provider_pgrepl.replication.settings.business_events import EventRule, parse_rules
 from airflow_provider_pgrepl.replication.settings.mistakes import Mistake, check_together, frozen, refuse
-from airflow_provider_pgrepl.replication.settings.publisher_columns import ColumnRules, RowFilter
 from airflow_provider_pgrepl.replication.settings.publisher_sections import (
     PUBLISHER_FIELDS,
+    ColumnRules,
+    EventRule,
     PublisherFile,
+    RowFilter,
     parse_address,
+    parse_rules,
 )
 from airflow_provider_pgrepl.replication.settings.targets import FORMATS, TARGETS
 
-_REFERENCE = errors.reference("publishers")
+_REFERENCE = reference("publishers")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,38 +1,271 @@
-"""The settings of a publisher in a pipeline file, by subject. The text below a field describes it."""
+"""The settings of a publisher in a pipeline file, by subject: its columns and rows, its business events, and
+what it sends where. The text below a field describes it.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from functools import cached_property
+from itertools import combinations
+from typing import Annotated, Any, Literal
 
+from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.postgres.names import ColumnName, TableName
-from airflow_provider_pgrepl.replication.settings.business_events import (
-    FUNCTION,
-    FUNCTION_PROBLEM,
-    OutboxObject,
-    TransformValue,
-)
-from airflow_provider_pgrepl.replication.settings.mistakes import Fields, Rule
-from airflow_provider_pgrepl.replication.settings.publisher_columns import NewName, OfRows
-from airflow_provider_pgrepl.replication.settings.rules import (
+from airflow_provider_pgrepl.replication.settings.mistakes import (
+    COLUMN_HINT,
+    TABLE,
     ColumnText,
+    Fields,
     Hours,
+    Rule,
     TablePattern,
     TableText,
     between,
     distinct,
+    filled,
+    frozen,
     matching,
 )
 from airflow_provider_pgrepl.replication.settings.targets import FormatName, TargetName
 
+_MOST_BYTES = 255
+"""The maximum size of a new column name. PostgreSQL's own names have at most 63 bytes."""
+Values = frozenset[str | None]
+"""Text values as PostgreSQL writes them; None is NULL."""
+_ROWS_HINT = 'give the values of its columns, as {"status": ["paid", "shipped"]}'
+_VALUE_HINT = Rule(hint="give another value as a string, as PostgreSQL writes it: '12.50'")
+_Value = str | int | bool | None
+OfRows = Annotated[
+    dict[
+        str,
+        Annotated[
+            _Value
+            | Annotated[tuple[_Value, ...], filled(_ROWS_HINT, "no value is given: no row would be sent")],
+            _VALUE_HINT,
+        ],
+    ],
+    filled(_ROWS_HINT, "names no column"),
+]
+"""A setting's type: the allowed values of a table's columns."""
+OPERATIONS = ("insert", "update", "delete", "truncate")
+FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+"""The location of a function, `module:function`."""
+_REFERENCE = errors.reference("business-events")
+_OWN_HEADERS = ("id", "generation", "type", "content-type", "op", "event_id")
+_OWN_PREFIXES = ("ce_", "ce-", "pgrepl-", "nats-")
+_ROUTING_HEADERS = ("CC", "BCC")
+"""RabbitMQ sends copies to the routing keys in these headers ("Sender-selected Distribution")."""
+_Column = Annotated[str, filled(_REFERENCE, "must be a column's name")]
+FUNCTION_FORM = "package.module:function"
+FUNCTION_PROBLEM = ("is not the location of a function", f"write it as {FUNCTION_FORM}")
 OnError = Literal["stop_table", "skip_and_record"]
 Unrouted = Literal["error", "drop"]
 NewColumns = Literal["publish", "stop"]
 Unchanged = Literal["mark", "fill", "look_up", "require"]
 SubjectNames = Literal["topic", "record", "topic_record"]
 _PLACES = re.compile(r"\{route\}|\{type\}")
+RowsByTable = Annotated[dict[TableText, OfRows], distinct(TableName.parse)]
+FUNCTION_OR_NONE = matching(f"({FUNCTION.pattern})?", *FUNCTION_PROBLEM)
+
+
+def _check_name(name: str) -> None:
+    if not name or "\0" in name or len(name.encode(errors="surrogatepass")) > _MOST_BYTES:
+        raise ValueError(f"{name!r} is no name of a column")
+
+
+NewName = Annotated[str, Rule(_check_name, f"give a string of at most {_MOST_BYTES} bytes")]
+"""A setting's type: the new name of a column."""
+
+
+@dataclass(frozen=True)
+class ColumnRules:
+    """The rules of a publisher for columns.
+
+    `excluded`: not published. `hashed`: published as a hash. `masked`: published as a constant. `renamed`:
+    the new names. Raises ConfigError for a column in two of the first three, for an excluded column that is
+    renamed, and if two columns of a table get the same new name.
+    """
+
+    excluded: frozenset[ColumnName] = frozenset()
+    hashed: frozenset[ColumnName] = frozenset()
+    masked: frozenset[ColumnName] = frozenset()
+    renamed: Mapping[ColumnName, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for (one, columns), (other, more) in combinations(self._by_field.items(), 2):
+            # A hashed or masked column may also be renamed.
+            is_both = other == "rename_columns" and one != "exclude_columns"
+            if not is_both and (twice := sorted(columns & more)):
+                raise ConfigError(f"{twice[0]} is named by {one} and by {other}", "choose one of them")
+        given = [(column.table, name) for column, name in self.renamed.items()]
+        if alike := sorted({pair for pair in given if given.count(pair) > 1}):
+            table, name = alike[0]
+            raise ConfigError(f"rename_columns: two columns of {table} are to be called {name!r}")
+
+    @classmethod
+    def parse(
+        cls,
+        exclude_columns: Iterable[str],
+        hash_columns: Iterable[str],
+        mask_columns: Iterable[str],
+        rename_columns: Mapping[str, str],
+    ) -> ColumnRules:
+        """Create the rules from a publisher's settings. Raises ConfigError, naming the setting."""
+        renamed = {_column("rename_columns", given): name for given, name in rename_columns.items()}
+        return cls(
+            _parse("exclude_columns", exclude_columns),
+            _parse("hash_columns", hash_columns),
+            _parse("mask_columns", mask_columns),
+            renamed,
+        )
+
+    @cached_property
+    def all(self) -> frozenset[ColumnName]:
+        """Every column that has a rule."""
+        return frozenset().union(*self._by_field.values())
+
+    def tables(self) -> frozenset[TableName]:
+        """Return the tables that have a column with a rule."""
+        return frozenset(column.table for column in self.all)
+
+    @property
+    def _by_field(self) -> dict[str, frozenset[ColumnName]]:
+        return {
+            "exclude_columns": self.excluded,
+            "hash_columns": self.hashed,
+            "mask_columns": self.masked,
+            "rename_columns": frozenset(self.renamed),
+        }
+
+
+def _parse(name: str, given: Iterable[str]) -> frozenset[ColumnName]:
+    return frozenset(_column(name, column) for column in given)
+
+
+def _column(name: str, given: str) -> ColumnName:
+    try:
+        return ColumnName.parse(given)
+    except ValueError as error:
+        raise ConfigError(f"{name}: {error}", COLUMN_HINT) from None
+
+
+@dataclass(frozen=True)
+class RowFilter:
+    """A filter of rows: the allowed values, by table and column.
+
+    A row is published if each of these columns has an allowed value.
+    """
+
+    tables: Mapping[TableName, Mapping[str, Values]] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, given: Mapping[str, Mapping[str, object]]) -> RowFilter:
+        """Create the filter from a publisher's settings. Raises ValueError for a name that is not valid."""
+        return cls(
+            {
+                TableName.parse(name): {column: _values(one) for column, one in columns.items()}
+                for name, columns in given.items()
+            }
+        )
+
+
+def _values(given: object) -> Values:
+    return frozenset(map(_text, given if isinstance(given, list | tuple) else [given]))
+
+
+def _text(value: object) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    return ("f", "t")[value] if isinstance(value, bool) else str(value)
+
+
+def is_own_header(name: str) -> bool:
+    """Return True if the publisher, or the broker, uses a header of this name itself."""
+    return name in (*_OWN_HEADERS, *_ROUTING_HEADERS) or name.lower().startswith(_OWN_PREFIXES)
+
+
+def _check_headers(headers: Mapping[str, str]) -> None:
+    if own := sorted(filter(is_own_header, headers)):
+        raise ValueError(f"{own[0]!r} is a header that the publisher or the broker uses")
+
+
+@dataclass(frozen=True)
+class Outbox:
+    """An insert-only table whose rows are events. `headers` maps names of headers to columns.
+
+    Each other field except `table` names a column, or is None; `payload` must name one. The defaults are the
+    column names that Debezium's outbox event router expects.
+    """
+
+    table: Annotated[TableName, TABLE]
+    """The table itself, as `schema.table`."""
+    event_id: _Column | None = "id"
+    """The column of the application's own ID of the event: header `event_id`."""
+    route: _Column | None = "aggregatetype"
+    """The column of the event's route, which the publisher's setting `route` uses."""
+    key: _Column | None = "aggregateid"
+    """The column of the message's key: events with the same key keep their order."""
+    type: _Column | None = "type"
+    """The column of the event's type."""
+    payload: _Column = "payload"
+    """The column of the message's body: text is sent unchanged, JSON on one line, `bytea` as bytes."""
+    headers: Annotated[dict[str, str], Rule(_check_headers, "choose another name")] = field(
+        default_factory=dict
+    )
+    """By header, a column whose value as text is sent; NULL sends no header."""
+
+
+@dataclass(frozen=True)
+class FieldMapping:
+    """A transform that creates an event from each change of a table whose operation is one of `ops`.
+
+    The event is an object whose `fields` are columns of the row after the change; of a delete, of the row
+    before it. `key`: a column; default: the row's key.
+    """
+
+    fields: Annotated[dict[str, str], filled(_REFERENCE)]
+    """The body, a JSON object: by name, a column of the row after the change; for a delete, before it."""
+    ops: Annotated[tuple[Literal["insert", "update", "delete"], ...], filled(_REFERENCE)] = (
+        "insert",
+        "update",
+        "delete",
+    )
+    """The operations that produce an event."""
+    type: str = ""
+    """The event's type; empty: the operation."""
+    route: str = ""
+    """The event's route; empty: the table."""
+    key: str | None = None
+    """A column; null: the row's key."""
+
+
+EventRule = Outbox | FieldMapping | str
+"""A string is the location of a function, `module:function`."""
+
+
+OutboxObject = Annotated[dict[str, Any], Fields(Outbox, "business-events", may_be_empty=True)]
+TransformValue = (
+    Annotated[str, matching(FUNCTION.pattern, *FUNCTION_PROBLEM)]
+    | Annotated[dict[str, Any], Fields(FieldMapping, "business-events")]
+)
+"""The settings' types of `outbox`, and of a table in `transform`."""
+
+
+def parse_rules(outbox: Mapping[str, Any], transform: Mapping[str, Any]) -> dict[TableName, EventRule]:
+    """Return the rule of each table in `outbox` and `transform`. Raises ConfigError for a table in both."""
+    found: dict[TableName, EventRule] = {}
+    if outbox:
+        table = TableName.parse(outbox["table"])
+        found[table] = Outbox(**{**outbox, "table": table})
+    for name, given in transform.items():
+        table = TableName.parse(name)
+        if table in found:
+            raise ConfigError(f"{table} is named by outbox and by transform")
+        found[table] = given if isinstance(given, str) else FieldMapping(**frozen(given))
+    return found
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -57,8 +290,6 @@ METRICS = Rule(_check_metrics, "as 127.0.0.1:9187")
 ROUTE = Rule(_check_route, 'give it as "shop.{route}"')
 NewNames = Annotated[dict[ColumnText, NewName], distinct(ColumnName.parse)]
 Transforms = Annotated[dict[TableText, TransformValue], distinct(TableName.parse)]
-RowsByTable = Annotated[dict[TableText, OfRows], distinct(TableName.parse)]
-FUNCTION_OR_NONE = matching(f"({FUNCTION.pattern})?", *FUNCTION_PROBLEM)
 
 
 @dataclass(frozen=True, kw_only=True)

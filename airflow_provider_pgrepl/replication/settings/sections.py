@@ -12,11 +12,11 @@ from typing import Annotated, Any, Literal
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.settings.lake import check_lake, check_template
-from airflow_provider_pgrepl.replication.settings.mistakes import Fields, Rule
-from airflow_provider_pgrepl.replication.settings.publisher_sections import PUBLISHER_FIELDS
-from airflow_provider_pgrepl.replication.settings.rules import (
+from airflow_provider_pgrepl.replication.settings.mistakes import (
     Amount,
+    Fields,
     Hours,
+    Rule,
     Seconds,
     SecondsOrZero,
     Size,
@@ -26,11 +26,8 @@ from airflow_provider_pgrepl.replication.settings.rules import (
     filled,
     matching,
 )
-from airflow_provider_pgrepl.replication.settings.tables import (
-    SHAPES_COPY,
-    NewTables,
-    TablePolicy,
-)
+from airflow_provider_pgrepl.replication.settings.publisher_sections import PUBLISHER_FIELDS
+from airflow_provider_pgrepl.replication.settings.tables import SHAPES_COPY, NewTables, TablePolicy
 
 MIB = 1 << 20
 _NAME_BYTES = 63

@@ -10,10 +10,11 @@ from typing import Annotated, Any, Literal
 
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.replication.postgres.names import ColumnName, show_identifier
-from airflow_provider_pgrepl.replication.settings.mistakes import Fields, Rule
-from airflow_provider_pgrepl.replication.settings.rules import (
+from airflow_provider_pgrepl.replication.settings.mistakes import (
     Amount,
     ColumnText,
+    Fields,
+    Rule,
     Seconds,
     SecondsOrZero,
     distinct,

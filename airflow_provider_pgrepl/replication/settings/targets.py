@@ -33,7 +33,7 @@ class TargetKind:
 
     - `title`: the class in `module`, which is below `events/targets`.
     - `client`: the required package. `logger`: the name of its logger.
-    - `place`: the function of `events/targets/routing` that returns an event's destination.
+    - `place`: the function of `events/targets/base` that returns an event's destination.
     - `schemes`: the schemes of URIs and connections, without TLS and with TLS.
     - `default_login`: login and password of a broker with its initial configuration.
     - `formats`: the supported formats; the first is the default.

@@ -1,4 +1,8 @@
-"""The source server: its identity, its WAL position, and its setting `synchronous_standby_names`.
+"""The source server: its identity, timelines and WAL position, and its setting `synchronous_standby_names`.
+
+A standby that is promoted continues its primary's WAL up to a switch point, and from there on a timeline of
+its own. The server sends the history of its timeline over a replication connection.
+https://www.postgresql.org/docs/current/protocol-replication.html
 
 `synchronous_standby_names` names standbys by application name, or all by `*`, and includes walsenders of
 logical slots. If it covers a pipeline's walsender, commits of the application wait until the pipeline has
@@ -12,7 +16,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from types import MappingProxyType
@@ -25,7 +29,9 @@ from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.source.connection import (
     Connection,
     application_name,
+    connect_replication,
     row,
+    server_dsn,
     stream_role,
 )
 from airflow_provider_pgrepl.replication.source.server_errors import source_errors
@@ -272,3 +278,53 @@ def known_source(
     slot = slots.get(record.slot) if record.system_identifier == server.system_identifier else None
     database = record.database or (slot.database if slot is not None else None) or ""
     return KnownSource(record.system_identifier, database, record.database_oid)
+
+
+def find_fork(connection: Connection, server: Server, timeline: int) -> LSN | None:
+    """Return the LSN up to which the connected server has the WAL of an earlier timeline of its history.
+
+    Returns None if the server is on `timeline`, if that timeline is no earlier one of its history, or if the
+    server is a standby. Raises SourceError.
+    """
+    if server.in_recovery or timeline >= server.timeline:
+        return None
+    return parse_history(_read_history(connection, server)).get(timeline)
+
+
+def _read_history(connection: Connection, server: Server) -> str:
+    with (
+        closing(connect_replication(server_dsn(connection), "timelines")) as replication,
+        source_errors("reading the history of the server's timelines"),
+    ):
+        check_identity(server, *row(replication, "IDENTIFY_SYSTEM")[:2])
+        try:
+            content = row(replication, f"TIMELINE_HISTORY {server.timeline}")[1]
+        except psycopg2.errors.UndefinedFile:
+            # The first timeline has no history; without a history nothing is proven.
+            return ""
+    return content if isinstance(content, str) else bytes(content).decode()
+
+
+def check_identity(server: Server, system_identifier: str, timeline: int) -> None:
+    """Raise SourceConnectionError if a replication connection leads to another server, or to a copy of it.
+
+    Both connections resolve the server's name, which may lead to another server in between. The timeline of a
+    standby is not compared: it can change at any time.
+    """
+    found = (str(system_identifier), int(timeline))
+    expected = (server.system_identifier, int(timeline) if server.in_recovery else server.timeline)
+    if found != expected:
+        raise SourceConnectionError(
+            f"the replication connection has reached another server (system identifier {found[0]}, timeline"
+            f" {found[1]}) than the connection for queries ({expected[0]}, timeline {expected[1]})",
+            "nothing needs to be done if the source is failing over: the connection is tried again",
+        )
+
+
+def parse_history(text: str) -> dict[int, LSN]:
+    """Return the switch point of each earlier timeline in a history file.
+
+    A line has the timeline, the LSN at which it ended, and a reason, separated by tabs.
+    """
+    lines = (line.split(None, 2) for line in text.splitlines() if line.strip() and not line.startswith("#"))
+    return {int(fields[0]): LSN.parse(fields[1]) for fields in lines}

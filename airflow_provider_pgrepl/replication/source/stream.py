@@ -47,9 +47,8 @@ from airflow_provider_pgrepl.replication.source.connection import (
     stream_conninfo,
     stream_role,
 )
-from airflow_provider_pgrepl.replication.source.server import Server
+from airflow_provider_pgrepl.replication.source.server import Server, check_identity
 from airflow_provider_pgrepl.replication.source.server_errors import source_errors
-from airflow_provider_pgrepl.replication.source.timelines import check_identity
 
 _UNCONVERTIBLE = "a text in it cannot be converted from the database's encoding into UTF-8"
 _TOO_LARGE = (

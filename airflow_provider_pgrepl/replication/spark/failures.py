@@ -13,7 +13,7 @@ from pyspark.errors import PySparkException
 
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import PgReplError, SparkError, ToolError
-from airflow_provider_pgrepl.replication.spark.session_settings import DAEMON_MODULE
+from airflow_provider_pgrepl.replication.spark.session import DAEMON_MODULE
 from airflow_provider_pgrepl.trace import MOST_FRAMES, class_name, frame
 
 log = logging.getLogger(__name__)

@@ -25,11 +25,10 @@ from airflow_provider_pgrepl.replication.source.server_errors import source_erro
 from airflow_provider_pgrepl.replication.state import schema
 from airflow_provider_pgrepl.replication.state.actor import ACTOR
 from airflow_provider_pgrepl.replication.state.connection import StateConnection, state_errors, text_of
-from airflow_provider_pgrepl.replication.state.copy_progress import CopyRecords
 from airflow_provider_pgrepl.replication.state.locks import PipelineLocks, Purpose
 from airflow_provider_pgrepl.replication.state.progress import Progress, TableBytes, TableMerges
-from airflow_provider_pgrepl.replication.state.publisher_reports import PublisherReports
 from airflow_provider_pgrepl.replication.state.recorded_events import INSERT, EventRecords
+from airflow_provider_pgrepl.replication.state.reports import CopyRecords, PublisherReports
 from airflow_provider_pgrepl.replication.state.samples import SampleRecords
 from airflow_provider_pgrepl.replication.state.tables import SelectedRelations, TableRecord, TableRecords
 

@@ -19,13 +19,14 @@ from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.source.connection import LimitedConnection, rows
 from airflow_provider_pgrepl.replication.state import schema
 from airflow_provider_pgrepl.replication.state.connection import older_schema, state_errors
-from airflow_provider_pgrepl.replication.state.copy_progress import CopyProgress, read_copy_progress
-from airflow_provider_pgrepl.replication.state.publisher_reports import (
+from airflow_provider_pgrepl.replication.state.recorded_events import EventRecords, RunEvent
+from airflow_provider_pgrepl.replication.state.reports import (
     REPORTS,
+    CopyProgress,
     PublisherReport,
     publisher_report,
+    read_copy_progress,
 )
-from airflow_provider_pgrepl.replication.state.recorded_events import EventRecords, RunEvent
 from airflow_provider_pgrepl.replication.state.samples import SampleRecords
 
 _PIPELINES = """

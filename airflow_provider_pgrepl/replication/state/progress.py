@@ -1,4 +1,4 @@
-"""an idle source has no lag. It is None if there is such WAL and nothing was applied yet."""
+"""The progress of a replication: its receiver, its applier, and the merges and storage of its tables."""
 
 from __future__ import annotations
 

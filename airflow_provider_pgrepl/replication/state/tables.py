@@ -20,8 +20,8 @@ from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.source.connection import rows
 from airflow_provider_pgrepl.replication.state.actor import ACTOR
 from airflow_provider_pgrepl.replication.state.connection import StateConnection, state_errors, text_of
-from airflow_provider_pgrepl.replication.state.copy_progress import CopyProgress, read_copy_progress
 from airflow_provider_pgrepl.replication.state.recorded_events import INSERT, schema_changes
+from airflow_provider_pgrepl.replication.state.reports import CopyProgress, read_copy_progress
 
 _KEY = "pipeline = %(pipeline)s AND schema_name = %(schema)s AND table_name = %(table)s"
 _EVENT = f"{INSERT} %(schema)s, %(table)s,"

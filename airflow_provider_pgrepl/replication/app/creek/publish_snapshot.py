@@ -115,7 +115,7 @@ def send(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
     table = _wanted(settings, arguments.table)
     target = open_target(settings, process.target_uri())
     # Imported here, where the client is known to be installed.
-    from airflow_provider_pgrepl.replication.creek.snapshot_sender import SnapshotRequest, send_snapshot
+    from airflow_provider_pgrepl.replication.creek.streams import SnapshotRequest, send_snapshot
     from airflow_provider_pgrepl.replication.events.targets.jetstream import jetstream_of
 
     servers = jetstream_of(target).servers

@@ -25,9 +25,9 @@ from airflow_provider_pgrepl.replication.app.source_problems import (
     source_warnings,
 )
 from airflow_provider_pgrepl.replication.app.tables import new_tables
+from airflow_provider_pgrepl.replication.drift import DriftKind
 from airflow_provider_pgrepl.replication.drift.files import new_partitions
 from airflow_provider_pgrepl.replication.drift.judge import compare_catalog
-from airflow_provider_pgrepl.replication.drift.kind import DriftKind
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation

@@ -14,7 +14,7 @@ from airflow_provider_pgrepl.replication.app.drift_check.check import (
     find_drift,
 )
 from airflow_provider_pgrepl.replication.app.drift_check.report import DriftReport, TableDrift
-from airflow_provider_pgrepl.replication.drift.kind import DriftKind
+from airflow_provider_pgrepl.replication.drift import DriftKind
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.receiver.continuity import check_publication

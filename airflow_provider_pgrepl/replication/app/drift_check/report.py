@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from airflow_provider_pgrepl import errors
-from airflow_provider_pgrepl.replication.drift.kind import DriftKind
+from airflow_provider_pgrepl.replication.drift import DriftKind
 from airflow_provider_pgrepl.replication.settings.tables import NewTables
 
 _NEW_TABLES = {

@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from airflow_provider_pgrepl.replication.events.event import PublishedCounts
-from airflow_provider_pgrepl.replication.events.publish.progress import PublisherProgress
+from airflow_provider_pgrepl.replication.events.publish.record import PublisherProgress
 from airflow_provider_pgrepl.replication.runtime.metrics_endpoint import build_info, serve_metrics
 from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
 

@@ -1,5 +1,7 @@
 """The JSON documents of the page: pipelines with their problems, tables, and one table with its history.
 
+State databases may not answer: each question has a limit, and none waits for another database.
+
 The problems are those that the state database alone shows; `status/health.py` also asks the source and the
 lake. The limits are those of its HealthLimits: importing them would load pyarrow in Airflow's API server.
 """
@@ -7,27 +9,35 @@ lake. The limits are those of its HealthLimits: importing them would load pyarro
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
-from airflow_provider_pgrepl.errors import StateError
-from airflow_provider_pgrepl.replication.app.page.databases import DETAIL_TIMEOUT_S, LIMIT_S
+from airflow_provider_pgrepl.errors import SourceConnectionError, StateError
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
-from airflow_provider_pgrepl.replication.state.copy_progress import CopyProgress
 from airflow_provider_pgrepl.replication.state.overview import (
     LAG_STEP,
     OverviewRecords,
     PipelineRow,
     TableRow,
 )
-from airflow_provider_pgrepl.replication.state.publisher_reports import PublisherReport
 from airflow_provider_pgrepl.replication.state.recorded_events import RecordedEvent
+from airflow_provider_pgrepl.replication.state.reports import CopyProgress, PublisherReport
 from airflow_provider_pgrepl.replication.state.samples import TableSample, table_sample_interval_s
 from airflow_provider_pgrepl.replication.state.tables import TableState
 
+LIMIT_S = 2.0
+"""The seconds after which a database counts as not answering, when all are asked."""
+DETAIL_TIMEOUT_S = 10.0
+"""The same when the tables of one pipeline are asked for: there may be thousands, and nothing else waits."""
+_MOST_AT_ONCE = 4
+"""The most questions to a database at the same time: a page asks one, and equal ones share an answer."""
+Answer = TypeVar("Answer")
 Document = dict[str, Any]
 _STARTED_BY = re.compile(r"started by task (?P<task>\S+) of (?P<dag>\S+), run (?P<run>.+), try (?P<try>\d+)$")
 _EVENTS = 200
@@ -36,6 +46,72 @@ _SAMPLED = timedelta(days=1)
 LAG_S, WAL_WARNING, WAL_FAILURE, HEARTBEAT_S = 300.0, 0.5, 0.8, 60.0
 _PRESENT_S = 180.0
 """The age up to which a sample shows the present: there is one a minute."""
+
+
+class Databases(Generic[Answer]):
+    """Asks databases in threads, and limits the time for an answer. May be used from any thread.
+
+    A question that is asked again before it is answered is sent once. While a question to a database is
+    overdue, others to it fail at once: threads that wait for a dead database do not pile up.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pending: dict[str, dict[Hashable, tuple[float, Future[Answer]]]] = {}
+
+    def ask(
+        self, database: str, question: Hashable, answer: Callable[[], Answer], limit_s: float = LIMIT_S
+    ) -> Answer:
+        """Return what `answer` returns, or raise what it raises.
+
+        Raises SourceConnectionError if the database does not answer within `limit_s` seconds.
+        """
+        future = self._begin(database, question, answer, limit_s)
+        if future is None:
+            raise _silent(database, limit_s)
+        if not wait((future,), limit_s).done:
+            raise _silent(database, limit_s)
+        return future.result()
+
+    def _begin(
+        self, database: str, question: Hashable, answer: Callable[[], Answer], limit_s: float
+    ) -> Future[Answer] | None:
+        with self._lock:
+            pending = self._pending.setdefault(database, {})
+            if any(time.monotonic() > deadline for deadline, _ in pending.values()):
+                return None
+            if question in pending:
+                return pending[question][1]
+            if len(pending) >= _MOST_AT_ONCE:
+                return None
+            future: Future[Answer] = Future()
+            pending[question] = time.monotonic() + limit_s, future
+        arguments = (database, question, answer, future)
+        threading.Thread(target=self._run, args=arguments, name="pgrepl-page", daemon=True).start()
+        return future
+
+    def _run(
+        self, database: str, question: Hashable, answer: Callable[[], Answer], future: Future[Answer]
+    ) -> None:
+        try:
+            found = answer()
+        except BaseException as error:  # noqa: BLE001 - the caller's thread raises it
+            self._end(database, question)
+            future.set_exception(error)
+        else:
+            self._end(database, question)
+            future.set_result(found)
+
+    def _end(self, database: str, question: Hashable) -> None:
+        with self._lock:
+            self._pending[database].pop(question)
+
+
+def _silent(database: str, limit_s: float) -> SourceConnectionError:
+    return SourceConnectionError(
+        f"the state database of connection {database} has not answered within {limit_s:g} s",
+        "check host, port and firewall of the connection; the page asks again automatically",
+    )
 
 
 def read_pipelines(dsn: str, limit_s: float = LIMIT_S, *, must_have_state: bool = True) -> Document:
@@ -220,9 +296,9 @@ def _line(lags: Sequence[tuple[datetime, float | None]], now: datetime, steps: i
         return []
     step_s = steps * LAG_STEP.total_seconds()
     known: dict[int, float] = {}
-    for time, seconds in lags:
+    for at, seconds in lags:
         if seconds is not None:
-            step = int(time.timestamp() // step_s)
+            step = int(at.timestamp() // step_s)
             known[step] = max(seconds, known.get(step, seconds))
     last = int(now.timestamp() // step_s)
     return [known.get(step) for step in range(last - int(_SAMPLED.total_seconds() / step_s) + 1, last + 1)]

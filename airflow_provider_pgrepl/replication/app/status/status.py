@@ -18,12 +18,12 @@ from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.epoch import check_lake_tables_setting, lost_lake
 from airflow_provider_pgrepl.replication.app.evidence import gather
 from airflow_provider_pgrepl.replication.app.ownership import differences
+from airflow_provider_pgrepl.replication.app.sequences import SequencesStatus, read_sequences_status
 from airflow_provider_pgrepl.replication.app.source_problems import (
     published_refused,
     source_problems,
     source_warnings,
 )
-from airflow_provider_pgrepl.replication.app.status.sequences import SequencesStatus, read_sequences_status
 from airflow_provider_pgrepl.replication.app.tables import file_differences
 from airflow_provider_pgrepl.replication.changelog.layout import (
     PARTITION,
@@ -33,7 +33,7 @@ from airflow_provider_pgrepl.replication.changelog.layout import (
 )
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_durable_lsn
 from airflow_provider_pgrepl.replication.events.publish.record import StoppedTable, read_record
-from airflow_provider_pgrepl.replication.lake.apply.table_position import TablePosition, read_table_position
+from airflow_provider_pgrepl.replication.lake.apply.table_records import TablePosition, read_table_position
 from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, ConsistentPoints
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
@@ -41,10 +41,10 @@ from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import Connection, address, connect
 from airflow_provider_pgrepl.replication.source.server import read_server, read_slot_limits, wal_lsn
 from airflow_provider_pgrepl.replication.source.slot import Slot, read_slot, why_invalidated
-from airflow_provider_pgrepl.replication.state.copy_progress import CopyProgress
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.progress import Progress, TableBytes, TableMerges
 from airflow_provider_pgrepl.replication.state.recorded_events import RunEvent
+from airflow_provider_pgrepl.replication.state.reports import CopyProgress
 from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
 from airflow_provider_pgrepl.trace import log_unexpected
 

@@ -24,9 +24,9 @@ from airflow_provider_pgrepl.replication.events.business import TRANSACTIONS
 from airflow_provider_pgrepl.replication.events.changes import ChangeConverter, OptionsOf
 from airflow_provider_pgrepl.replication.events.event import Event, above_all
 from airflow_provider_pgrepl.replication.events.position import EventPosition, begin_after, check_kept
-from airflow_provider_pgrepl.replication.events.publish.progress import PublisherProgress
 from airflow_provider_pgrepl.replication.events.publish.record import (
     PublisherLog,
+    PublisherProgress,
     PublisherRecord,
     PublisherState,
     missed,

@@ -1,7 +1,8 @@
-"""The log of a publisher: its position and its skipped events, in a Delta table next to the changelog.
+"""The counters of a publisher since it began, and its log: its position and its skipped events.
 
-The record is a property of the table, its rows are the skipped events. All commits are counted under one app
-id: after a second publisher has committed, every commit of the first one fails.
+The log is a Delta table next to the changelog. The record is a property of the table, its rows are the
+skipped events. All commits are counted under one app id: after a second publisher has committed, every commit
+of the first one fails.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ from airflow_provider_pgrepl.replication.delta.log import added_action, metadata
 from airflow_provider_pgrepl.replication.delta.single_writer_log import AppLog, FencedCommitError
 from airflow_provider_pgrepl.replication.delta.table import create_delta, open_delta, write_file
 from airflow_provider_pgrepl.replication.events.position import EventPosition
-from airflow_provider_pgrepl.replication.events.publish.progress import PublisherProgress
 from airflow_provider_pgrepl.replication.events.relations import TableGroup, TableSelection
 from airflow_provider_pgrepl.replication.events.targets.base import Refusal
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.storage import storage_error
 
@@ -71,6 +72,26 @@ _DOING = "where the publisher is cannot be written"
 _ERROR = ("error", "reason", "hint")
 log = logging.getLogger(__name__)
 _SAVE_S, _SAVE_IDLE_S = 1.0, 60.0
+
+
+@dataclass
+class PublisherProgress:
+    """The progress of a publisher.
+
+    `published`, `resent`, `skipped`, `dropped`: numbers of events. `reconnects`: how often the connection to
+    the target was lost. `published_lsn`: everything that committed at or before it is published, except for
+    `stopped` tables.
+    """
+
+    published: int = 0
+    resent: int = 0
+    skipped: int = 0
+    dropped: int = 0
+    reconnects: int = 0
+    published_lsn: LSN = LSN(0)  # noqa: RUF009 - immutable
+    durable_lsn: LSN = LSN(0)  # noqa: RUF009 - immutable
+    is_connected: bool = False
+    stopped: int = 0
 
 
 @dataclass(frozen=True)

@@ -1,23 +1,36 @@
-"""The target Kafka: a producer, and the conversion of events to messages."""
+"""The target Kafka: a producer, the conversion of events to messages, and the schema registry, in which
+consumers look up the schemas of messages by number.
+"""
 
 from __future__ import annotations
 
 import logging
+import struct
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
+from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
+from confluent_kafka.schema_registry.error import SchemaRegistryError
 
-from airflow_provider_pgrepl.errors import PgReplError, TargetUnavailableError
+from airflow_provider_pgrepl.errors import PgReplError, TargetError, TargetUnavailableError, one_line
 from airflow_provider_pgrepl.replication.events.event import Event
-from airflow_provider_pgrepl.replication.events.formats.avro import AvroEvent
+from airflow_provider_pgrepl.replication.events.formats.avro import AvroEvent, ChangeSchema
 from airflow_provider_pgrepl.replication.events.formats.json_text import to_json_object
-from airflow_provider_pgrepl.replication.events.targets.base import LinkedTarget, PendingEvents, Refusal
+from airflow_provider_pgrepl.replication.events.targets.base import (
+    KAFKA_PREFIX,
+    LinkedTarget,
+    PendingEvents,
+    Refusal,
+    attributes,
+    topic,
+)
 from airflow_provider_pgrepl.replication.events.targets.kafka_broker import (
     OF_ANOTHER,
     TOO_LARGE,
@@ -32,15 +45,18 @@ from airflow_provider_pgrepl.replication.events.targets.kafka_broker import (
     property_error,
     reason_of_topic,
 )
-from airflow_provider_pgrepl.replication.events.targets.routing import KAFKA_PREFIX, attributes, topic
-from airflow_provider_pgrepl.replication.events.targets.schema_registry import (
-    RefusedSchemaError,
-    SchemaRegistry,
-)
 from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
+from airflow_provider_pgrepl.replication.settings.publisher_sections import SubjectNames
 from airflow_provider_pgrepl.replication.settings.targets import FORMATS
 from airflow_provider_pgrepl.trace import log_unexpected
 
+log = logging.getLogger(__name__)
+client_log = logging.getLogger("confluent_kafka")
+
+_MAGIC = b"\0"
+_TIMEOUT_S = 10.0
+_MOST = 10_000
+_LOGIN, _NEVER = (401, 403), (404, 409, 422)
 Headers = list[tuple[str, str | bytes | None]]
 _NEW_KEY, _OLD_KEY = "__debezium.newkey", "__debezium.oldkey"
 """The headers by which consumers of Debezium join a deletion and an insertion to a change of a row's key.
@@ -49,9 +65,88 @@ https://debezium.io/documentation/reference/stable/connectors/postgresql.html#po
 """
 _BY_ITS_KEY = -1
 """The constant RD_KAFKA_PARTITION_UA of librdkafka."""
-log = logging.getLogger("confluent_kafka")
 _CONNECT_S, _TRY_S, _CLOSE_S, _POLL_S, _FULL_S = 20.0, 2.0, 10.0, 0.2, 0.02
 _Delivered = Callable[[KafkaError | None, Any], None]
+
+
+class RefusedSchemaError(Exception):
+    """The registry permanently rejects a schema. The text says why."""
+
+
+class SchemaRegistry:
+    """A registry with the interface of Confluent's.
+
+    `uri`: `http(s)://user:password@host:port/path`; it is never logged. Raises TargetError for an invalid
+    URI.
+    """
+
+    def __init__(self, uri: str, names: SubjectNames) -> None:
+        configuration = _configuration(uri)
+        self._client, self._names = SchemaRegistryClient(configuration), names
+        self._where = f"the schema registry at {configuration['url']}"
+        self._known: dict[tuple[str, str], bytes] = {}
+
+    def prefix(self, schema: ChangeSchema, topic: str) -> bytes:
+        """Return the bytes before a body: the number under which the schema is registered for the topic.
+
+        Raises RefusedSchemaError, TargetError if the login is refused, TargetUnavailableError.
+        """
+        subject = self._subject(schema, topic)
+        known = subject, schema.text
+        if known not in self._known:
+            if len(self._known) >= _MOST:
+                self._known.clear()
+            self._known[known] = _MAGIC + struct.pack(">I", self._register(subject, schema.text))
+        return self._known[known]
+
+    def _subject(self, schema: ChangeSchema, topic: str) -> str:
+        if self._names == "record":
+            return schema.name
+        return f"{topic}-value" if self._names == "topic" else f"{topic}-{schema.name}"
+
+    def _register(self, subject: str, text: str) -> int:
+        try:
+            return self._client.register_schema(subject, Schema(text, "AVRO"))
+        except SchemaRegistryError as error:
+            status, said = error.http_status_code, one_line(error.error_message or "")
+        except Exception as error:  # noqa: BLE001 - its HTTP client's, of many kinds; they may show the URI
+            log_unexpected(log, f"asking {self._where}", error, logging.WARNING)
+            status, said = 0, type(error).__name__
+        if status in _NEVER:
+            raise RefusedSchemaError(f"subject {subject}: {self._where} refuses the schema: {said}")
+        if status in _LOGIN:
+            raise TargetError(
+                f"{self._where}: the login was refused, or may not register schemas",
+                "look at the registry's connection, and at the rights of its user",
+            )
+        raise TargetUnavailableError(
+            f"{self._where} does not answer: {said}",
+            "check that the registry runs. Events wait in the changelog until then",
+        )
+
+
+def _configuration(uri: str) -> dict[str, object]:
+    try:
+        parts = urlsplit(uri)
+        readable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        readable = False
+    if not readable:
+        raise TargetError(
+            "the URI of the schema registry cannot be read",
+            "give it as http://host:8081 or https://user:password@host; what is special in a password is"
+            " percent-encoded",
+        )
+    login, _, place = parts.netloc.rpartition("@")
+    found: dict[str, object] = {
+        "url": urlunsplit((parts.scheme, place, parts.path, "", "")),
+        "timeout": _TIMEOUT_S,
+        "max.retries": 0,
+    }
+    if login:
+        user, _, password = login.partition(":")
+        found["basic.auth.user.info"] = f"{unquote(user)}:{unquote(password)}"
+    return found
 
 
 class KafkaMessage(NamedTuple):
@@ -168,8 +263,8 @@ class KafkaLink:
         librdkafka rejects a property.
         """
         try:
-            self._producer = Producer({**self._properties, "error_cb": self._said}, logger=log)
-            admin = AdminClient(of_admin(self._properties), logger=log)
+            self._producer = Producer({**self._properties, "error_cb": self._said}, logger=client_log)
+            admin = AdminClient(of_admin(self._properties), logger=client_log)
         except (KafkaException, TypeError, ValueError, AttributeError) as error:
             raise property_error(error, self._properties) from None
         self._topics = Topics(self._settings, self._producer, admin, self._reasons)
@@ -306,7 +401,7 @@ class KafkaLink:
             # The error is fatal.
             self._fail(self._reason(error.args[0]))
         except Exception as error:
-            log_unexpected(log, "hearing from Kafka", error)
+            log_unexpected(client_log, "hearing from Kafka", error)
             raise
         finally:
             self._fail(self._reasons.away("the connection was closed"))

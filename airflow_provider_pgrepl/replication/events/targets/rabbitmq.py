@@ -23,15 +23,13 @@ from pika.exceptions import (
 from airflow_provider_pgrepl.errors import PgReplError, TargetError, TargetUnavailableError
 from airflow_provider_pgrepl.replication.events.event import Event
 from airflow_provider_pgrepl.replication.events.targets.base import (
+    RABBITMQ_PREFIX,
     LinkedTarget,
     PendingEvents,
     Refusal,
     UnacknowledgedEvent,
-    certificate_refused,
-)
-from airflow_provider_pgrepl.replication.events.targets.routing import (
-    RABBITMQ_PREFIX,
     attributes,
+    certificate_refused,
     routing_key,
 )
 from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings

@@ -25,8 +25,7 @@ from airflow_provider_pgrepl.replication.lake.apply.table_merge import (
     TableResult,
     fingerprints_at,
 )
-from airflow_provider_pgrepl.replication.lake.apply.table_position import TablePosition
-from airflow_provider_pgrepl.replication.lake.apply.table_records import RecordedTables
+from airflow_provider_pgrepl.replication.lake.apply.table_records import RecordedTables, TablePosition
 from airflow_provider_pgrepl.replication.lake.apply.table_schedule import (
     BEFORE_ALL,
     CaughtUpTable,

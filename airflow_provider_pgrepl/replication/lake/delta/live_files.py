@@ -22,7 +22,7 @@ from deltalake import DeltaTable
 from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import LakeTableError
-from airflow_provider_pgrepl.replication.delta.checkpoints import read_checkpoint, whole_checkpoints
+from airflow_provider_pgrepl.replication.delta.log import read_checkpoint, whole_checkpoints
 from airflow_provider_pgrepl.replication.delta.recovery import find_torn
 from airflow_provider_pgrepl.replication.lake.delta.deletion_vector import VectorRecord
 from airflow_provider_pgrepl.replication.lake.delta.ownership import (

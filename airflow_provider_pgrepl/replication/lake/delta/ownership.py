@@ -24,7 +24,7 @@ from pyarrow import fs
 from airflow_provider_pgrepl.errors import ChangelogError, LakeError
 from airflow_provider_pgrepl.replication.changelog.layout import LAKE_APP, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import lake_id, open_changelog
-from airflow_provider_pgrepl.replication.delta.checkpoints import read_checkpoint, whole_checkpoints
+from airflow_provider_pgrepl.replication.delta.log import read_checkpoint, whole_checkpoints
 from airflow_provider_pgrepl.replication.runtime.quantities import show_list
 from airflow_provider_pgrepl.replication.settings.tables import PARTITION
 from airflow_provider_pgrepl.replication.storage import (

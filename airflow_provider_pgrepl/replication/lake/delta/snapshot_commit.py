@@ -16,8 +16,8 @@ from deltalake.exceptions import DeltaError
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import FencedError, LakeChangedError, LakeError, OvertakenError
 from airflow_provider_pgrepl.replication.delta.table import create_delta, has_delta
-from airflow_provider_pgrepl.replication.lake.delta.commit import STORE_CHECKPOINT_EVERY
-from airflow_provider_pgrepl.replication.lake.delta.fenced_commit import (
+from airflow_provider_pgrepl.replication.lake.delta.commit import (
+    STORE_CHECKPOINT_EVERY,
     bounded,
     commit_properties,
     replace_files,

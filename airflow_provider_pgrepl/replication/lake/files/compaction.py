@@ -22,15 +22,13 @@ from airflow_provider_pgrepl.errors import FencedError, OvertakenError
 from airflow_provider_pgrepl.replication.delta.log import added_action, can_commit
 from airflow_provider_pgrepl.replication.lake.delta.commit import (
     VersionTakenError,
+    bounded,
     check_version,
     commit_actions,
-    removed,
-)
-from airflow_provider_pgrepl.replication.lake.delta.fenced_commit import (
-    bounded,
     commit_properties,
     fenced,
     narrow_bounds,
+    removed,
 )
 from airflow_provider_pgrepl.replication.lake.delta.live_files import LiveFile, app_version, live_files
 from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import WrittenFile, files_beside

@@ -15,12 +15,14 @@ from pyroaring import BitMap64
 from airflow_provider_pgrepl.replication.delta.log import added_action, metadata_action
 from airflow_provider_pgrepl.replication.lake.delta.commit import (
     VersionTakenError,
+    bounded,
     check_version,
     commit_actions,
+    fenced,
+    narrow_bounds,
     removed,
 )
 from airflow_provider_pgrepl.replication.lake.delta.deletion_vector import VectorRecord, encode, vector_path
-from airflow_provider_pgrepl.replication.lake.delta.fenced_commit import bounded, fenced, narrow_bounds
 from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import WrittenFile
 from airflow_provider_pgrepl.replication.lake.files.row_search import FileRows
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN

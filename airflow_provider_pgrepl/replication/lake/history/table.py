@@ -22,7 +22,7 @@ from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import FencedError, LakeTableError
 from airflow_provider_pgrepl.replication.delta.log import commit_token, committing
 from airflow_provider_pgrepl.replication.delta.table import has_delta
-from airflow_provider_pgrepl.replication.lake.delta.fenced_commit import (
+from airflow_provider_pgrepl.replication.lake.delta.commit import (
     allow_timestamp_without_tz,
     commit_files,
     commit_properties,

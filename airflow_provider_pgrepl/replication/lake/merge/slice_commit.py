@@ -15,9 +15,9 @@ from pyroaring import BitMap64
 
 from airflow_provider_pgrepl.errors import LakeTableError, OvertakenError
 from airflow_provider_pgrepl.replication.delta.log import can_commit, committing
-from airflow_provider_pgrepl.replication.lake.delta.commit import VersionTakenError
-from airflow_provider_pgrepl.replication.lake.delta.fenced_commit import (
+from airflow_provider_pgrepl.replication.lake.delta.commit import (
     Result,
+    VersionTakenError,
     bounded_columns,
     commit_files,
     commit_nothing,

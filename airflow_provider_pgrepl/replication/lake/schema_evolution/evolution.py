@@ -17,7 +17,7 @@ from deltalake import CommitProperties, DeltaTable, Field, Schema
 from airflow_provider_pgrepl.errors import LakeChangedError, LakeTableError
 from airflow_provider_pgrepl.replication.changelog.layout import CHANGES, STATUS_ORDINAL, letters
 from airflow_provider_pgrepl.replication.delta.log import committing
-from airflow_provider_pgrepl.replication.lake.delta.fenced_commit import (
+from airflow_provider_pgrepl.replication.lake.delta.commit import (
     allow_timestamp_without_tz,
     commit_nothing,
     commit_properties,

@@ -25,8 +25,8 @@ from airflow_provider_pgrepl.errors import DriftError, PgReplError, Remedy
 from airflow_provider_pgrepl.replication.changelog import reader
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
+from airflow_provider_pgrepl.replication.drift import DriftKind
 from airflow_provider_pgrepl.replication.drift.judge import judge
-from airflow_provider_pgrepl.replication.drift.kind import DriftKind
 from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version
 from airflow_provider_pgrepl.replication.lake.delta.table import BEFORE_APP, RELATION_APP
 from airflow_provider_pgrepl.replication.lake.schema_evolution.translation import is_same_layout, translated

@@ -17,8 +17,8 @@ from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.replication.changelog.layout import STATUS_ORDINAL
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
+from airflow_provider_pgrepl.replication.drift import DriftKind
 from airflow_provider_pgrepl.replication.drift.judge import judge
-from airflow_provider_pgrepl.replication.drift.kind import DriftKind
 from airflow_provider_pgrepl.replication.lake.delta.live_files import COMMIT_METADATA
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import SNAPSHOT_KINDS
 from airflow_provider_pgrepl.replication.lake.delta.table import open_table

@@ -18,8 +18,7 @@ from airflow_provider_pgrepl.replication.lake.delta.table import RELATION_APP
 from airflow_provider_pgrepl.replication.lake.files.row_search import FileRows, RowLocations
 from airflow_provider_pgrepl.replication.lake.merge.slice_commit import SliceCommit
 from airflow_provider_pgrepl.replication.lake.schema_evolution.timeline import read_relations
-from airflow_provider_pgrepl.replication.lake.verify.buckets import R1, R2, RowShape
-from airflow_provider_pgrepl.replication.lake.verify.row_pick import RowPicking
+from airflow_provider_pgrepl.replication.lake.verify.buckets import R1, R2, RowPicking, RowShape
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.settings.tables import PARTITION, TableOptions
@@ -32,8 +31,7 @@ from airflow_provider_pgrepl.replication.values import (
 )
 
 if TYPE_CHECKING:
-    from airflow_provider_pgrepl.replication.lake.verify.lake_side import LakeSide
-    from airflow_provider_pgrepl.replication.lake.verify.source_side import SourceSide
+    from airflow_provider_pgrepl.replication.lake.verify.comparison import LakeSide, SourceSide
 
 KIND = "repair"
 """The kind of the commit in this package's commit metadata."""

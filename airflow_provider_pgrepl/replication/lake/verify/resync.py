@@ -33,17 +33,21 @@ from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import (
 )
 from airflow_provider_pgrepl.replication.lake.delta.table import earlier_apps, open_table
 from airflow_provider_pgrepl.replication.lake.merge.merge import check_columns
-from airflow_provider_pgrepl.replication.lake.snapshot.copy_report import CopyReport
-from airflow_provider_pgrepl.replication.lake.snapshot.snapshot_copy import SnapshotCopy, rows_of_lake
+from airflow_provider_pgrepl.replication.lake.snapshot.snapshot_copy import (
+    CopyReport,
+    SnapshotCopy,
+    rows_of_lake,
+)
 from airflow_provider_pgrepl.replication.lake.time_travel.moment import TableVersion
 from airflow_provider_pgrepl.replication.lake.time_travel.plan import TablePlan
 from airflow_provider_pgrepl.replication.lake.verify.comparison import (
+    LakeSide,
     Listed,
+    SourceSide,
     TableComparer,
     TableComparison,
     shape_of,
 )
-from airflow_provider_pgrepl.replication.lake.verify.lake_side import LakeSide
 from airflow_provider_pgrepl.replication.lake.verify.repair import (
     PickedRows,
     TableRepair,
@@ -51,7 +55,6 @@ from airflow_provider_pgrepl.replication.lake.verify.repair import (
     pick,
     refusal_of,
 )
-from airflow_provider_pgrepl.replication.lake.verify.source_side import SourceSide
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.values import lake_schema

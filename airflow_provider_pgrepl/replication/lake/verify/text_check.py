@@ -29,9 +29,8 @@ from airflow_provider_pgrepl.replication.lake.verify.buckets import (
     column_hash,
     key_value,
 )
-from airflow_provider_pgrepl.replication.lake.verify.comparison import NotCompared
+from airflow_provider_pgrepl.replication.lake.verify.comparison import NotCompared, SourceReading
 from airflow_provider_pgrepl.replication.lake.verify.row_hashes import Hashes, RowHashes
-from airflow_provider_pgrepl.replication.lake.verify.source_side import SourceReading
 from airflow_provider_pgrepl.replication.postgres.relation import Column, Relation
 from airflow_provider_pgrepl.replication.settings.tables import TableOptions
 from airflow_provider_pgrepl.replication.source.connection import Connection
