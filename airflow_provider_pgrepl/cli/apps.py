@@ -10,7 +10,6 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import NoReturn
 
-from airflow_provider_pgrepl.cli.command import Command, Option
 from airflow_provider_pgrepl.errors import ConfigError, ToolError
 from airflow_provider_pgrepl.replication.app.process import (
     AddArguments,
@@ -26,6 +25,8 @@ from airflow_provider_pgrepl.replication.runtime import spark_submit
 from airflow_provider_pgrepl.replication.runtime.terminal import terminal_columns
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.spark_driver import supervisor
+
+from .command import Command, Option
 
 DASHBOARDS = Path(__file__).resolve().parents[1] / "dashboards"
 GRAFANA, RULES = "pgrepl_grafana.json", "pgrepl_rules.yaml"

@@ -13,15 +13,16 @@ import sys
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgrepl.cli.apps import APPS
-from airflow_provider_pgrepl.cli.command import Arguments, Command, Option, flag
-from airflow_provider_pgrepl.cli.output import JSON, say, until_reader_ends
-from airflow_provider_pgrepl.cli.reading import READING
 from airflow_provider_pgrepl.errors import ConfigError, ToolError
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.process import MAINTENANCE_LIMIT_S
 from airflow_provider_pgrepl.replication.catalogs.unity_client import TOKEN_VARIABLE
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+
+from .apps import APPS
+from .command import Arguments, Command, Option, flag
+from .output import JSON, say, until_reader_ends
+from .reading import READING
 
 if TYPE_CHECKING:
     from airflow_provider_pgrepl.replication.app.access import Access

@@ -7,9 +7,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from airflow_provider_pgrepl.cli.command import flag
 from airflow_provider_pgrepl.errors import escaped
 from airflow_provider_pgrepl.replication.app import process
+
+from .command import flag
 
 JSON = flag("--json", "print the result as JSON")
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from datetime import UTC, datetime
 
-from airflow_provider_pgrepl.cli.command import Arguments, Command, Option, flag
-from airflow_provider_pgrepl.cli.output import JSON, say, until_reader_ends
 from airflow_provider_pgrepl.errors import ConfigError, escaped
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+
+from .command import Arguments, Command, Option, flag
+from .output import JSON, say, until_reader_ends
 
 SOME_TABLES = Option("tables", {"nargs": "*", "metavar": "TABLE", "help": "default: all tables"})
 AFTER = Option(

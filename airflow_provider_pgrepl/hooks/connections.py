@@ -1,5 +1,5 @@
-"""The data of Airflow connections for the apps: variables of a lake's store, and secrets of a publisher, such as
-the URI of its broker.
+"""The data of Airflow connections for the apps: variables of a lake's store, and secrets of a publisher, such
+as the URI of its broker.
 """
 
 from __future__ import annotations

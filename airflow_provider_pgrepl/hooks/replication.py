@@ -15,7 +15,6 @@ from airflow.sdk.log import mask_secret
 from sqlalchemy.engine import URL
 
 from airflow_provider_pgrepl.errors import ConfigError, PgReplError, SlotError
-from airflow_provider_pgrepl.hooks.connections import lake_variables
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
@@ -31,6 +30,8 @@ from airflow_provider_pgrepl.replication.source.preflight.check import check_ser
 from airflow_provider_pgrepl.replication.source.preflight.selection import resolve_tables
 from airflow_provider_pgrepl.replication.source.server import wal_lsn
 from airflow_provider_pgrepl.replication.source.slot import Slot, drop_slot, read_slot
+
+from .connections import lake_variables
 
 CONNECTION_TYPES = ("pgrepl", "postgres", "postgresql")
 LIBPQ_EXTRAS = (

@@ -16,7 +16,8 @@ from airflow_provider_pgrepl.hooks.pipeline import (
     read_tables,
 )
 from airflow_provider_pgrepl.hooks.replication import access_with_lake
-from airflow_provider_pgrepl.operators.failures import failure_of, translated
+
+from .failures import failure_of, translated
 
 
 class PgMaintenanceOperator(BaseOperator):

@@ -9,8 +9,9 @@ from airflow.sdk.exceptions import AirflowException
 
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.hooks.connections import target_secrets
-from airflow_provider_pgrepl.operators.spark_app import SparkAppOperator
 from airflow_provider_pgrepl.replication.app.access import Access
+
+from .spark_app import SparkAppOperator
 
 _MODES = ("continuous", "caught_up")
 

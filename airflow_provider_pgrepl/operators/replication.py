@@ -12,13 +12,14 @@ from airflow.sdk.exceptions import AirflowException
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.hooks.connections import target_secrets
-from airflow_provider_pgrepl.operators.lineage import OpenLineageOperator
-from airflow_provider_pgrepl.operators.spark_app import SparkAppOperator
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.start_check import check_replication
 from airflow_provider_pgrepl.replication.runtime.metrics_endpoint import metrics_address
 from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
 from airflow_provider_pgrepl.trace import trace_of
+
+from .lineage import OpenLineageOperator
+from .spark_app import SparkAppOperator
 
 log = logging.getLogger(__name__)
 

@@ -16,8 +16,9 @@ from airflow_provider_pgrepl.hooks.pipeline import (
     read_tables,
 )
 from airflow_provider_pgrepl.hooks.replication import access_with_lake
-from airflow_provider_pgrepl.operators.failures import translated
-from airflow_provider_pgrepl.operators.task_name import task_of
+
+from .failures import translated
+from .task_name import task_of
 
 
 class PgSkipTransactionOperator(BaseOperator):

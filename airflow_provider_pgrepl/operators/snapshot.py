@@ -7,11 +7,12 @@ from typing import Any
 
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.hooks.pipeline import parse_tables, read_flag, read_tables
-from airflow_provider_pgrepl.operators.lineage import OpenLineageOperator
-from airflow_provider_pgrepl.operators.spark_app import SparkAppOperator
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.start_check import check_snapshot
 from airflow_provider_pgrepl.replication.postgres.names import TableName
+
+from .lineage import OpenLineageOperator
+from .spark_app import SparkAppOperator
 
 
 class PgSnapshotOperator(OpenLineageOperator, SparkAppOperator):

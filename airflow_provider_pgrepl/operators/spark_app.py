@@ -36,8 +36,6 @@ from airflow_provider_pgrepl.hooks.replication import (
     missing_connection,
 )
 from airflow_provider_pgrepl.links.task import DocumentationLink, LakeLink, StatusLink
-from airflow_provider_pgrepl.operators.failures import FORSAKEN, raise_unless_well, translated
-from airflow_provider_pgrepl.operators.task_name import task_of
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.metrics.otlp import EXPORT_VARIABLE
 from airflow_provider_pgrepl.replication.app.operations.selection import wait_until_unlocked
@@ -73,6 +71,9 @@ from airflow_provider_pgrepl.spark_driver.follow import (
 )
 from airflow_provider_pgrepl.spark_driver.process import AppState, LocalApp
 from airflow_provider_pgrepl.spark_driver.supervisor import UNFOLLOWED_S
+
+from .failures import FORSAKEN, raise_unless_well, translated
+from .task_name import task_of
 
 LOCAL_CONN_ID = "pgrepl_local_spark"
 _MIN_UNFOLLOWED_S = 60.0

@@ -16,9 +16,10 @@ from airflow_provider_pgrepl.hooks.pipeline import (
     read_tables,
 )
 from airflow_provider_pgrepl.hooks.replication import access_with_lake
-from airflow_provider_pgrepl.operators.failures import translated
-from airflow_provider_pgrepl.operators.task_name import task_of
 from airflow_provider_pgrepl.replication.app.access import Access
+
+from .failures import translated
+from .task_name import task_of
 
 if TYPE_CHECKING:
     from airflow_provider_pgrepl.replication.app.operations.tables import RetryResult

@@ -8,10 +8,11 @@ from typing import Any
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_pgrepl.hooks.pipeline import parse_tables, read_flag, read_tables
-from airflow_provider_pgrepl.operators.spark_app import SparkAppOperator
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.start_check import check_verification
 from airflow_provider_pgrepl.spark_driver.follow import AppEnd
+
+from .spark_app import SparkAppOperator
 
 _DIFFERENT = 1
 

@@ -130,7 +130,7 @@ class PgReplPlugin(AirflowPlugin):
     @property
     def fastapi_apps(self) -> list[dict[str, Any]]:
         # Only the API server asks for the applications. Other components would import FastAPI for nothing.
-        from airflow_provider_pgrepl.plugins.replication import page_app
+        from .replication import page_app
 
         documents = DocumentPages(lambda: shipped_folder("documents", "docs/README.md"))
         return [

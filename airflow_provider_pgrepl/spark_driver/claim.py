@@ -21,7 +21,8 @@ from airflow_provider_pgrepl.replication.app.process import DSN_VARIABLE, STATE_
 from airflow_provider_pgrepl.replication.runtime.file_locks import LockedFile
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.settings.stores import ENDPOINTS
-from airflow_provider_pgrepl.spark_driver.process import (
+
+from .process import (
     AppState,
     LocalApp,
     is_private_folder,
@@ -29,7 +30,7 @@ from airflow_provider_pgrepl.spark_driver.process import (
     remove_private_folder,
     supervised_folders,
 )
-from airflow_provider_pgrepl.spark_driver.supervisor import UNFOLLOWED_S, write_whole
+from .supervisor import UNFOLLOWED_S, write_whole
 
 _TOKEN = re.compile(r"pgrepl-[0-9a-f]{32}")
 _LOCK = "lock"

@@ -11,8 +11,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from airflow_provider_pgrepl.replication.runtime.process_io import LogLine
-from airflow_provider_pgrepl.spark_driver.claim import AppAttachment, AttachedApp
-from airflow_provider_pgrepl.spark_driver.process import AppState, LocalApp, LogTail
+
+from .claim import AppAttachment, AttachedApp
+from .process import AppState, LocalApp, LogTail
 
 RESULT_FILE = "result.json"
 

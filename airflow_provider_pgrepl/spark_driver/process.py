@@ -23,7 +23,8 @@ import psutil  # type: ignore[import-untyped]
 from airflow_provider_pgrepl.errors import ConfigError, SparkError
 from airflow_provider_pgrepl.replication.runtime.file_locks import LockedFile, holder_of
 from airflow_provider_pgrepl.replication.runtime.process_io import LogLine, is_error, parse
-from airflow_provider_pgrepl.spark_driver import supervisor
+
+from . import supervisor
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _TEMPORARY = (errno.ENOSPC, errno.EDQUOT, errno.EIO)

@@ -7,10 +7,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from airflow_provider_pgrepl.errors import SNAPSHOT, StateError
-from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import Connection, address, connect
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
+
+from . import process
 
 
 @dataclass(frozen=True)

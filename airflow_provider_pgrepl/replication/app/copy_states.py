@@ -10,7 +10,6 @@ from typing import Self
 
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import PgReplError, SnapshotError, TableError
-from airflow_provider_pgrepl.replication.app.tables import membership_of
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.changelog.relation_index import (
     EffectiveFrom,
@@ -35,6 +34,8 @@ from airflow_provider_pgrepl.replication.source.slot_creation import ExportedSna
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
 from airflow_provider_pgrepl.trace import traced
+
+from .tables import membership_of
 
 log = logging.getLogger(__name__)
 

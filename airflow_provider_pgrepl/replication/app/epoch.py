@@ -20,7 +20,6 @@ from airflow_provider_pgrepl.errors import (
     NoChangelogError,
     StateError,
 )
-from airflow_provider_pgrepl.replication.app.tables import Records
 from airflow_provider_pgrepl.replication.changelog import reader
 from airflow_provider_pgrepl.replication.changelog.layout import POINTS, EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
@@ -29,6 +28,8 @@ from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
 from airflow_provider_pgrepl.replication.storage.probe import is_there
+
+from .tables import Records
 
 _NAMED = 5
 

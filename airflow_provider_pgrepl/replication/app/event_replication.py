@@ -7,10 +7,6 @@ import threading
 from collections.abc import Callable
 
 from airflow_provider_pgrepl.errors import PgReplError
-from airflow_provider_pgrepl.replication.app import process, publish
-from airflow_provider_pgrepl.replication.app.publish import DurableLsnLookup, has_published
-from airflow_provider_pgrepl.replication.app.replication import POLL_S, Replication
-from airflow_provider_pgrepl.replication.app.table_watch import TableWatch
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.events.publish.publisher import Publisher
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
@@ -18,6 +14,11 @@ from airflow_provider_pgrepl.replication.runtime.memory import IdleRelease
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.trace import log_unexpected
+
+from . import process, publish
+from .publish import DurableLsnLookup, has_published
+from .replication import POLL_S, Replication
+from .table_watch import TableWatch
 
 log = logging.getLogger(__name__)
 

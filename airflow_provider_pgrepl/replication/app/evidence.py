@@ -23,7 +23,6 @@ from airflow_provider_pgrepl.errors import (
     Remedy,
     SourceConnectionError,
 )
-from airflow_provider_pgrepl.replication.app.ownership import Evidence, check_ours
 from airflow_provider_pgrepl.replication.changelog import writer
 from airflow_provider_pgrepl.replication.changelog.layout import LAYOUT_VERSION, EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import (
@@ -54,6 +53,8 @@ from airflow_provider_pgrepl.replication.state.source_tokens import token_error
 from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
 from airflow_provider_pgrepl.replication.storage.durable import is_same_place
 from airflow_provider_pgrepl.replication.storage.probe import doubt_of_absence
+
+from .ownership import Evidence, check_ours
 
 log = logging.getLogger(__name__)
 

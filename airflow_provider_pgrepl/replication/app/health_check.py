@@ -9,9 +9,6 @@ import logging
 from dataclasses import replace
 
 from airflow_provider_pgrepl.errors import BusyError, PgReplError, SlotError
-from airflow_provider_pgrepl.replication.app.access import Access
-from airflow_provider_pgrepl.replication.app.evidence import gather
-from airflow_provider_pgrepl.replication.app.ownership import check_ours, has_begun
 from airflow_provider_pgrepl.replication.app.status.health import (
     HealthLimits,
     HealthProblem,
@@ -28,6 +25,10 @@ from airflow_provider_pgrepl.replication.source.server import written_lsn
 from airflow_provider_pgrepl.replication.source.slot import drop_slot, read_slot, reason_to_keep
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableState
+
+from .access import Access
+from .evidence import gather
+from .ownership import check_ours, has_begun
 
 log = logging.getLogger(__name__)
 _READ = (

@@ -10,8 +10,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from airflow_provider_pgrepl.errors import ConfigError, one_line
-from airflow_provider_pgrepl.replication.app import process
-from airflow_provider_pgrepl.replication.app.access import not_recorded
 from airflow_provider_pgrepl.replication.app.operations.selection import choose
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
@@ -20,6 +18,9 @@ from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.recorded_events import RecordedEvent
 from airflow_provider_pgrepl.replication.state.samples import Sample, TableSample
+
+from . import process
+from .access import not_recorded
 
 Rows = Sequence[RecordedEvent] | Sequence[Sample] | Sequence[TableSample]
 _AGO = re.compile(r"(\d{1,6})([mhd])")

@@ -5,10 +5,6 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgrepl.replication.app import process
-from airflow_provider_pgrepl.replication.app.replication import POLL_S, Replication
-from airflow_provider_pgrepl.replication.app.sequences import SequenceRecorder
-from airflow_provider_pgrepl.replication.app.spark_start import start_spark
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.lake.apply.applier import Applier, warm_up
 from airflow_provider_pgrepl.replication.lake.maintenance import VersionsForPoints
@@ -19,6 +15,11 @@ from airflow_provider_pgrepl.replication.spark.executors import await_executors
 from airflow_provider_pgrepl.replication.spark.session import LazySession, has_local_jvm, runs_on_cluster
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableState
+
+from . import process
+from .replication import POLL_S, Replication
+from .sequences import SequenceRecorder
+from .spark_start import start_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

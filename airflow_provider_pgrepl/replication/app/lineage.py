@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import pyarrow as pa
 from deltalake import Schema
 
-from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.lake.history.table import history_schema, history_uri
 from airflow_provider_pgrepl.replication.postgres.names import TableName
@@ -22,6 +21,8 @@ from airflow_provider_pgrepl.replication.source.connection import server_and_dat
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
 from airflow_provider_pgrepl.replication.values import lake_schema
+
+from .access import Access
 
 
 @dataclass(frozen=True)

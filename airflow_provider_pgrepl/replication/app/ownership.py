@@ -23,7 +23,6 @@ from airflow_provider_pgrepl.errors import (
     RewoundError,
     StateError,
 )
-from airflow_provider_pgrepl.replication.app.epoch import lost_lake, lost_state
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import is_at_rest, open_changelog, read_sequence
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
@@ -40,6 +39,8 @@ from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.server import KnownSource, Server, known_source, source_of
 from airflow_provider_pgrepl.replication.source.slot import PLUGIN, Slot
 from airflow_provider_pgrepl.replication.state.database import PipelineRecord, StateDatabase
+
+from .epoch import lost_lake, lost_state
 
 _START = LSN(0)
 _UNCHANGED = "Nothing was changed"

@@ -20,14 +20,6 @@ from airflow_provider_pgrepl.errors import (
     StateError,
     ToolError,
 )
-from airflow_provider_pgrepl.replication.app import process, progress_writer
-from airflow_provider_pgrepl.replication.app.event_makers import converter_factory
-from airflow_provider_pgrepl.replication.app.evidence import gather
-from airflow_provider_pgrepl.replication.app.ownership import Answer, Evidence, differences
-from airflow_provider_pgrepl.replication.app.process import StopSignal, of_publish
-from airflow_provider_pgrepl.replication.app.progress_writer import LockKeeper
-from airflow_provider_pgrepl.replication.app.reconnecting_database import open_reconnecting_database
-from airflow_provider_pgrepl.replication.app.source_snapshots import SourceSnapshots
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import (
     open_changelog,
@@ -62,6 +54,15 @@ from airflow_provider_pgrepl.replication.settings.targets import FORMATS, TARGET
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.reports import PublisherReport, StoppedEvents
+
+from . import process, progress_writer
+from .event_makers import converter_factory
+from .evidence import gather
+from .ownership import Answer, Evidence, differences
+from .process import StopSignal, of_publish
+from .progress_writer import LockKeeper
+from .reconnecting_database import open_reconnecting_database
+from .source_snapshots import SourceSnapshots
 
 log = logging.getLogger(__name__)
 DurableLsnLookup = Callable[[LSN], LSN | None]

@@ -15,7 +15,6 @@ from contextlib import closing, suppress
 from dataclasses import replace
 
 from airflow_provider_pgrepl.errors import NEW_EPOCH, BusyError, LakeError
-from airflow_provider_pgrepl.replication.app.ownership import Evidence, check_new_epoch, check_ours
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
@@ -29,6 +28,8 @@ from airflow_provider_pgrepl.replication.source.slot import read_slot
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.source_tokens import token_error
 from airflow_provider_pgrepl.replication.state.tables import TableRecord
+
+from .ownership import Evidence, check_new_epoch, check_ours
 
 _LOOK = "see that the lake's storage shows all its files (a mount, a copy that is still under way)"
 log = logging.getLogger(__name__)

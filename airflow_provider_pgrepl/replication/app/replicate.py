@@ -9,19 +9,6 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgrepl.errors import NEW_EPOCH, ConfigError, PgReplError
-from airflow_provider_pgrepl.replication.app import process, progress_writer
-from airflow_provider_pgrepl.replication.app.epoch import (
-    begun_epoch,
-    check_lake_tables_setting,
-    check_state,
-    known_tables,
-)
-from airflow_provider_pgrepl.replication.app.evidence import check, record_evidence
-from airflow_provider_pgrepl.replication.app.process import of_replicate
-from airflow_provider_pgrepl.replication.app.reconnecting_database import open_reconnecting_database
-from airflow_provider_pgrepl.replication.app.recovery import index_recorded_tables, set_aside_torn_commits
-from airflow_provider_pgrepl.replication.app.replication import Replication
-from airflow_provider_pgrepl.replication.app.tables import file_differences
 from airflow_provider_pgrepl.replication.changelog import own_tables
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
@@ -39,6 +26,15 @@ from airflow_provider_pgrepl.replication.source.server import wal_lsn
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.recorded_events import EventKind
 from airflow_provider_pgrepl.replication.storage.probe import check_store
+
+from . import process, progress_writer
+from .epoch import begun_epoch, check_lake_tables_setting, check_state, known_tables
+from .evidence import check, record_evidence
+from .process import of_replicate
+from .reconnecting_database import open_reconnecting_database
+from .recovery import index_recorded_tables, set_aside_torn_commits
+from .replication import Replication
+from .tables import file_differences
 
 if TYPE_CHECKING:
     from airflow_provider_pgrepl.replication.spark.session import LazySession
@@ -133,7 +129,7 @@ def _session(pipeline: Pipeline, stack: ExitStack, stop: process.StopSignal) -> 
     installed."""
     if not pipeline.has_lake_tables:
         return None
-    from airflow_provider_pgrepl.replication.app.lake_replication import session_of
+    from .lake_replication import session_of
 
     session = session_of(pipeline, stop)
     stack.callback(session.stop)
@@ -168,10 +164,10 @@ def _replication(
 ) -> Replication:
     # Each class imports modules that the other does not need.
     if session is not None:
-        from airflow_provider_pgrepl.replication.app.lake_replication import LakeReplication
+        from .lake_replication import LakeReplication
 
         return LakeReplication(dsn, pipeline, state_db, record, stop, session)
-    from airflow_provider_pgrepl.replication.app.event_replication import EventReplication
+    from .event_replication import EventReplication
 
     return EventReplication(dsn, pipeline, state_db, record, stop, publisher, meanwhile)
 

@@ -9,12 +9,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 from airflow_provider_pgrepl.errors import FencedError, LakeError, PgReplError
-from airflow_provider_pgrepl.replication.app import process
-from airflow_provider_pgrepl.replication.app.evidence import stop_lost_copies
 from airflow_provider_pgrepl.replication.app.metrics.otlp import exports_metrics
-from airflow_provider_pgrepl.replication.app.needed_changes import Retention, retention, retention_lsn
-from airflow_provider_pgrepl.replication.app.progress_writer import ProgressWriter, SampleWriter
-from airflow_provider_pgrepl.replication.app.source_problems import SourceProtection
 from airflow_provider_pgrepl.replication.app.status.summary import SourceReading, SummaryLog
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.lake.apply.work_item import ApplierProgress
@@ -25,6 +20,12 @@ from airflow_provider_pgrepl.replication.runtime.metrics_endpoint import Address
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableState
+
+from . import process
+from .evidence import stop_lost_copies
+from .needed_changes import Retention, retention, retention_lsn
+from .progress_writer import ProgressWriter, SampleWriter
+from .source_problems import SourceProtection
 
 log = logging.getLogger(__name__)
 

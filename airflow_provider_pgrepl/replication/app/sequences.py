@@ -25,7 +25,6 @@ from airflow_provider_pgrepl.errors import (
     PgReplError,
     SourceConnectionError,
 )
-from airflow_provider_pgrepl.replication.app.epoch import find_epoch, refuse_without_lake
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, ConsistentPoints
 from airflow_provider_pgrepl.replication.lake.sequences import (
@@ -55,6 +54,8 @@ from airflow_provider_pgrepl.replication.source.slot import read_slot
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableState
 from airflow_provider_pgrepl.trace import trace_of
+
+from .epoch import find_epoch, refuse_without_lake
 
 _LATE_S = 300.0
 """The age in seconds from which values from before the last consistent point are a problem."""

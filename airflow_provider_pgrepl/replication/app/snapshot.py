@@ -27,48 +27,6 @@ from typing import Any
 
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import ConfigError, LakeTableError, SparkError
-from airflow_provider_pgrepl.replication.app import process
-from airflow_provider_pgrepl.replication.app.access import Access
-from airflow_provider_pgrepl.replication.app.epoch import (
-    check_lake,
-    check_may_change,
-    find_epoch,
-    has_tables,
-    is_copied_differently,
-    known_tables,
-    refuse_without_lake,
-    tables_copied_differently,
-)
-from airflow_provider_pgrepl.replication.app.evidence import check_followed, gather
-from airflow_provider_pgrepl.replication.app.ownership import (
-    Evidence,
-    check_lake_may_be_lost,
-    check_new_epoch,
-    check_no_foreign_receiver,
-    check_ours,
-    differences,
-    has_begun,
-)
-from airflow_provider_pgrepl.replication.app.process import of_snapshot
-from airflow_provider_pgrepl.replication.app.recovery import settle_idle_lake
-from airflow_provider_pgrepl.replication.app.snapshot_tables import (
-    SnapshotResult,
-    TableSnapshotter,
-    begin_epoch,
-    selected_tables,
-)
-from airflow_provider_pgrepl.replication.app.spark_start import start_spark
-from airflow_provider_pgrepl.replication.app.start_check import check_addable, check_known, check_own_tables
-from airflow_provider_pgrepl.replication.app.table_watch import recorded_names
-from airflow_provider_pgrepl.replication.app.tables import (
-    Records,
-    left_out,
-    read_records,
-    read_selected,
-    requested_of,
-    retire_unknown_tables,
-    unrecorded,
-)
 from airflow_provider_pgrepl.replication.changelog import own_tables
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.changelog.own_tables import check_not_nested
@@ -97,6 +55,44 @@ from airflow_provider_pgrepl.replication.spark.session import LazySession, has_l
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
 from airflow_provider_pgrepl.replication.storage.probe import check_directory, check_store
+
+from . import process
+from .access import Access
+from .epoch import (
+    check_lake,
+    check_may_change,
+    find_epoch,
+    has_tables,
+    is_copied_differently,
+    known_tables,
+    refuse_without_lake,
+    tables_copied_differently,
+)
+from .evidence import check_followed, gather
+from .ownership import (
+    Evidence,
+    check_lake_may_be_lost,
+    check_new_epoch,
+    check_no_foreign_receiver,
+    check_ours,
+    differences,
+    has_begun,
+)
+from .process import of_snapshot
+from .recovery import settle_idle_lake
+from .snapshot_tables import SnapshotResult, TableSnapshotter, begin_epoch, selected_tables
+from .spark_start import start_spark
+from .start_check import check_addable, check_known, check_own_tables
+from .table_watch import recorded_names
+from .tables import (
+    Records,
+    left_out,
+    read_records,
+    read_selected,
+    requested_of,
+    retire_unknown_tables,
+    unrecorded,
+)
 
 log = logging.getLogger(__name__)
 

@@ -19,15 +19,6 @@ from airflow_provider_pgrepl.errors import (
     TableError,
     resnapshot,
 )
-from airflow_provider_pgrepl.replication.app.access import Access
-from airflow_provider_pgrepl.replication.app.copy_states import CopyStates, record_tables
-from airflow_provider_pgrepl.replication.app.source_ownership import (
-    NextEpoch,
-    SourceOwnership,
-    find_next_epoch,
-)
-from airflow_provider_pgrepl.replication.app.table_watch import recorded_names
-from airflow_provider_pgrepl.replication.app.tables import Records
 from airflow_provider_pgrepl.replication.changelog import own_tables, writer
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import (
@@ -68,6 +59,12 @@ from airflow_provider_pgrepl.replication.source.slot_creation import (
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.source_tokens import forget_tokens, write_token
 from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
+
+from .access import Access
+from .copy_states import CopyStates, record_tables
+from .source_ownership import NextEpoch, SourceOwnership, find_next_epoch
+from .table_watch import recorded_names
+from .tables import Records
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -9,7 +9,6 @@ from contextlib import closing
 
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import PgReplError, Remedy, TableError
-from airflow_provider_pgrepl.replication.app.tables import requested_of
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.catalog.partitions import inherited_warnings
@@ -26,6 +25,8 @@ from airflow_provider_pgrepl.replication.source.publication import drop_tables, 
 from airflow_provider_pgrepl.replication.source.server import synchronous_problem
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
+
+from .tables import requested_of
 
 log = logging.getLogger(__name__)
 INTERVAL_S = 15.0

@@ -26,7 +26,6 @@ from airflow_provider_pgrepl.errors import (
     TargetError,
     TargetUnavailableError,
 )
-from airflow_provider_pgrepl.replication.app import evidence, process
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
@@ -53,6 +52,8 @@ from airflow_provider_pgrepl.replication.source.slot import temporary_name
 from airflow_provider_pgrepl.replication.source.slot_creation import export_snapshot
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.values import copied_part
+
+from . import evidence, process
 
 log = logging.getLogger(__name__)
 

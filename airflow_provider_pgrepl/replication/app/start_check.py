@@ -9,8 +9,6 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from airflow_provider_pgrepl.errors import ConfigError, StateError
-from airflow_provider_pgrepl.replication.app.access import Access
-from airflow_provider_pgrepl.replication.app.tables import Records, requested_of
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.catalog.refused_changes import check_not_published
@@ -20,6 +18,9 @@ from airflow_provider_pgrepl.replication.source.preflight.check import check_sou
 from airflow_provider_pgrepl.replication.source.preflight.selection import SelectedTables, select_tables
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableState
+
+from .access import Access
+from .tables import Records, requested_of
 
 _WITHOUT_TRIGGER = (
     "nothing was created. Set event_trigger to false, or let those publications list their tables"
@@ -144,7 +145,7 @@ def _check_named(
 def _check_lake(pipeline: Pipeline, records: Records | None, *, must_have_begun: bool) -> None:
     # Imported here: this module reads the lake, and a process that only parses DAGs may lack the packages for
     # it.
-    from airflow_provider_pgrepl.replication.app.epoch import check_lake_is_there
+    from .epoch import check_lake_is_there
 
     if records is not None:
         check_lake_is_there(pipeline, records, must_have_begun=must_have_begun)

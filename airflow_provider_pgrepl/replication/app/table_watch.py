@@ -18,7 +18,6 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from airflow_provider_pgrepl.errors import ChangelogError, ChangelogFileGoneError, FencedError, PgReplError
-from airflow_provider_pgrepl.replication.app.tables import Records
 from airflow_provider_pgrepl.replication.changelog.gaps import first_gap
 from airflow_provider_pgrepl.replication.changelog.layout import (
     STATUS_ORDINAL,
@@ -53,6 +52,8 @@ from airflow_provider_pgrepl.replication.source.server import known_source, read
 from airflow_provider_pgrepl.replication.state.database import PipelineRecord, StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
 from airflow_provider_pgrepl.replication.storage import open_file, open_parquet, open_storage
+
+from .tables import Records
 
 COLUMNS = ("relation_id", "op", "commit_lsn", "ordinal", "relation_version", "xid")
 _SAYING = "RT"

@@ -15,8 +15,6 @@ from itertools import islice
 from typing import Any
 
 from airflow_provider_pgrepl.errors import ConfigError, ToolError, TransformError
-from airflow_provider_pgrepl.replication.app import process
-from airflow_provider_pgrepl.replication.app.event_makers import converter_factory
 from airflow_provider_pgrepl.replication.creek.events import CreekEvent
 from airflow_provider_pgrepl.replication.creek.wire import Wire
 from airflow_provider_pgrepl.replication.events.business import BusinessEvent
@@ -30,6 +28,9 @@ from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
 from airflow_provider_pgrepl.replication.settings.targets import TARGETS
+
+from . import process
+from .event_makers import converter_factory
 
 
 def run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:

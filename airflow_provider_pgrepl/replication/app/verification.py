@@ -19,9 +19,6 @@ from airflow_provider_pgrepl.errors import (
     SnapshotError,
     TableSnapshotError,
 )
-from airflow_provider_pgrepl.replication.app.access import Access
-from airflow_provider_pgrepl.replication.app.table_watch import recorded_names
-from airflow_provider_pgrepl.replication.app.tables import Records, read_selected, requested_of
 from airflow_provider_pgrepl.replication.changelog import writer
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import (
@@ -63,6 +60,10 @@ from airflow_provider_pgrepl.replication.source.slot_creation import ExportedSna
 from airflow_provider_pgrepl.replication.spark.session import LazySession
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.values import copied_part, typed_columns
+
+from .access import Access
+from .table_watch import recorded_names
+from .tables import Records, read_selected, requested_of
 
 if TYPE_CHECKING:
     from airflow_provider_pgrepl.replication.source.connection import Connection

@@ -20,16 +20,6 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 from airflow_provider_pgrepl.errors import ConfigError, escaped
-from airflow_provider_pgrepl.replication.app import process
-from airflow_provider_pgrepl.replication.app.access import Access
-from airflow_provider_pgrepl.replication.app.epoch import refuse_without_lake
-from airflow_provider_pgrepl.replication.app.evidence import check_followed, gather
-from airflow_provider_pgrepl.replication.app.ownership import check_ours
-from airflow_provider_pgrepl.replication.app.process import TEXT, of_verify
-from airflow_provider_pgrepl.replication.app.spark_start import start_spark
-from airflow_provider_pgrepl.replication.app.start_check import check_recorded
-from airflow_provider_pgrepl.replication.app.verification import Verification, VerifyReport
-from airflow_provider_pgrepl.replication.app.verify_repair import repair_tables, resume_interrupted
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.runtime.compiled_loops import begin_compiling
 from airflow_provider_pgrepl.replication.runtime.process_io import leave_result
@@ -37,6 +27,17 @@ from airflow_provider_pgrepl.replication.runtime.start_queue import StartTurn
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.spark.session import LazySession, has_local_jvm
 from airflow_provider_pgrepl.replication.state.tables import TableState
+
+from . import process
+from .access import Access
+from .epoch import refuse_without_lake
+from .evidence import check_followed, gather
+from .ownership import check_ours
+from .process import TEXT, of_verify
+from .spark_start import start_spark
+from .start_check import check_recorded
+from .verification import Verification, VerifyReport
+from .verify_repair import repair_tables, resume_interrupted
 
 log = logging.getLogger(__name__)
 

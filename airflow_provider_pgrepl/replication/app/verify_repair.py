@@ -17,14 +17,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.errors import FencedError, LakeError, SnapshotError, StateError
-from airflow_provider_pgrepl.replication.app.operations import selection
 from airflow_provider_pgrepl.replication.app.operations.tables import pause_tables, resume_tables
-from airflow_provider_pgrepl.replication.app.verification import (
-    TableReport,
-    Verification,
-    VerifyReport,
-    check_layout,
-)
 from airflow_provider_pgrepl.replication.changelog import writer
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
@@ -50,6 +43,9 @@ from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.state.tables import REPAIRING, TableRecord, TableState
 from airflow_provider_pgrepl.replication.values import lake_schema
+
+from .operations import selection
+from .verification import TableReport, Verification, VerifyReport, check_layout
 
 log = logging.getLogger(__name__)
 _POLL_S = 0.2

@@ -10,14 +10,15 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_provider_pgrepl.errors import ValueRangeError, one_line
-from airflow_provider_pgrepl.replication.avro import codec
-from airflow_provider_pgrepl.replication.avro.codec import Encoded, Encoder, Schema
 from airflow_provider_pgrepl.replication.postgres import oids
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Column
 from airflow_provider_pgrepl.replication.settings.tables import ColumnOptions
 from airflow_provider_pgrepl.replication.values.parser import UnsupportedValue
 from airflow_provider_pgrepl.replication.values.scalars import precision_and_scale
+
+from . import codec
+from .codec import Encoded, Encoder, Schema
 
 _DEFAULT_IDENTITY, _FULL_IDENTITY = "d", "f"
 INFINITY = "infinity_modifier"

@@ -20,15 +20,12 @@ from typing import Any
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from airflow_provider_pgrepl.errors import ConfigError, LakeError
-from airflow_provider_pgrepl.replication.catalogs.spark_catalog import (
-    CatalogEntry,
-    catalog_entries,
-    names_taken,
-)
-from airflow_provider_pgrepl.replication.catalogs.unity_client import UnityRequestError, UnityServer
 from airflow_provider_pgrepl.replication.delta.table import open_delta
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.storage import storage_error
+
+from .spark_catalog import CatalogEntry, catalog_entries, names_taken
+from .unity_client import UnityRequestError, UnityServer
 
 Field = Mapping[str, Any]
 Column = dict[str, Any]

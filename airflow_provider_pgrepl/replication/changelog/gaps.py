@@ -16,12 +16,13 @@ from deltalake import DeltaTable
 
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import GapError
-from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA
-from airflow_provider_pgrepl.replication.changelog.reader import live_files, read_rows
 from airflow_provider_pgrepl.replication.pgoutput.columns import TransactionBegin
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.storage import open_storage
+
+from .layout import ROW_SCHEMA
+from .reader import live_files, read_rows
 
 GAP = "G"
 NO_RELATION = 0

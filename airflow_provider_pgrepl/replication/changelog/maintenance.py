@@ -25,17 +25,12 @@ from deltalake import DeltaTable, Transaction
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from airflow_provider_pgrepl.errors import ChangelogError
-from airflow_provider_pgrepl.replication.changelog.layout import (
-    PARTITION,
-    ROW_SCHEMA,
-    changelog_uri,
-    floor_app,
-    hour_of,
-)
-from airflow_provider_pgrepl.replication.changelog.reader import unreadable_changelog, value_bytes
-from airflow_provider_pgrepl.replication.changelog.writer import Part, PartFolder, removal, replace_files
 from airflow_provider_pgrepl.replication.delta.table import open_delta
 from airflow_provider_pgrepl.replication.storage import open_storage, read_parquet, storage_error
+
+from .layout import PARTITION, ROW_SCHEMA, changelog_uri, floor_app, hour_of
+from .reader import unreadable_changelog, value_bytes
+from .writer import Part, PartFolder, removal, replace_files
 
 _RETENTION_METADATA = "pgrepl_retention"
 _HOUR = f"partition.{PARTITION}"

@@ -8,20 +8,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_provider_pgrepl.errors import ChangelogError
-from airflow_provider_pgrepl.replication.changelog.gaps import NO_RELATION, gap_after
-from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
-from airflow_provider_pgrepl.replication.changelog.reader import (
-    live_files,
-    open_changelog,
-    read_epoch_number,
-    read_floor_lsn,
-    read_rows,
-)
 from airflow_provider_pgrepl.replication.pgoutput.messages import DDL_PREFIX
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.storage import open_storage
 from airflow_provider_pgrepl.replication.values.scalars import Binary
+
+from .gaps import NO_RELATION, gap_after
+from .layout import changelog_uri
+from .reader import live_files, open_changelog, read_epoch_number, read_floor_lsn, read_rows
 
 MESSAGE_SCHEMA = pa.schema(
     [

@@ -19,14 +19,6 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import LakeError, LakeUnavailableError, NoChangelogError
-from airflow_provider_pgrepl.replication.changelog import writer
-from airflow_provider_pgrepl.replication.changelog.layout import (
-    POINTS,
-    RELATIONS,
-    changelog_uri,
-    own_table_uri,
-)
-from airflow_provider_pgrepl.replication.changelog.reader import AppTransactions, open_changelog
 from airflow_provider_pgrepl.replication.delta.table import open_delta
 from airflow_provider_pgrepl.replication.storage import (
     is_storage_error,
@@ -36,6 +28,10 @@ from airflow_provider_pgrepl.replication.storage import (
     storage_error,
 )
 from airflow_provider_pgrepl.replication.storage.probe import doubt_of_absence
+
+from . import writer
+from .layout import POINTS, RELATIONS, changelog_uri, own_table_uri
+from .reader import AppTransactions, open_changelog
 
 log = logging.getLogger(__name__)
 

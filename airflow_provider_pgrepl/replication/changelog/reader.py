@@ -31,7 +31,20 @@ from airflow_provider_pgrepl.errors import (
     NoChangelogError,
     SnapshotError,
 )
-from airflow_provider_pgrepl.replication.changelog.layout import (
+from airflow_provider_pgrepl.replication.delta.table import open_delta
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.storage import (
+    is_storage_error,
+    open_file,
+    open_parquet,
+    open_storage,
+    read_commit_actions,
+    read_parquet,
+    requests_at_once,
+    storage_error,
+)
+
+from .layout import (
     AT_REST_APP,
     DURABLE_APP,
     EPOCH_APP,
@@ -45,19 +58,7 @@ from airflow_provider_pgrepl.replication.changelog.layout import (
     EpochRecord,
     floor_app,
 )
-from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.delta.table import open_delta
-from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.storage import (
-    is_storage_error,
-    open_file,
-    open_parquet,
-    open_storage,
-    read_commit_actions,
-    read_parquet,
-    requests_at_once,
-    storage_error,
-)
+from .relations import RelationRecord
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 _SMALL_BYTES, _KEPT_BYTES = 256 << 10, 16 << 20

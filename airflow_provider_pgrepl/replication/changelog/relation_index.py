@@ -14,9 +14,6 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from airflow_provider_pgrepl.replication.changelog import own_tables
-from airflow_provider_pgrepl.replication.changelog.layout import RELATIONS, own_table_uri
-from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.delta.table import append_delta, open_delta, query_delta
 from airflow_provider_pgrepl.replication.postgres.lsn import Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
@@ -27,6 +24,10 @@ from airflow_provider_pgrepl.replication.storage import (
     storage_error,
     storage_errors,
 )
+
+from . import own_tables
+from .layout import RELATIONS, own_table_uri
+from .relations import RelationRecord
 
 SCHEMA = pa.schema(
     [

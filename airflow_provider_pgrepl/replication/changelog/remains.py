@@ -12,7 +12,6 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import fs
 
-from airflow_provider_pgrepl.replication.changelog.layout import DURABLE_APP, SHARED_APP, EpochRecord
 from airflow_provider_pgrepl.replication.delta.log import read_checkpoint, whole_checkpoints
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.storage import (
@@ -21,6 +20,8 @@ from airflow_provider_pgrepl.replication.storage import (
     read_commit_actions,
     storage_errors,
 )
+
+from .layout import DURABLE_APP, SHARED_APP, EpochRecord
 
 
 @dataclass(frozen=True)

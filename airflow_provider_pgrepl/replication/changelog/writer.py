@@ -24,25 +24,6 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
 from airflow_provider_pgrepl.errors import ChangelogError, FencedError, LakeError, LakeUnavailableError
-from airflow_provider_pgrepl.replication.changelog.layout import (
-    AT_REST_APP,
-    DURABLE_APP,
-    EPOCH_APP,
-    LAKE_APP,
-    METADATA_KEY,
-    PARTITION,
-    PUBLISHED_APP,
-    RECEIVER_APP,
-    ROW_SCHEMA,
-    SHARED_APP,
-    TABLE_SCHEMA,
-    TORN_DOWN_APP,
-    UPKEEP_APP,
-    CommitRecord,
-    EpochRecord,
-    hour_of,
-)
-from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_sequence, read_token
 from airflow_provider_pgrepl.replication.delta import recovery
 from airflow_provider_pgrepl.replication.delta.log import (
     added_action,
@@ -63,6 +44,26 @@ from airflow_provider_pgrepl.replication.storage import (
     raise_if_store_unavailable,
     storage_error,
 )
+
+from .layout import (
+    AT_REST_APP,
+    DURABLE_APP,
+    EPOCH_APP,
+    LAKE_APP,
+    METADATA_KEY,
+    PARTITION,
+    PUBLISHED_APP,
+    RECEIVER_APP,
+    ROW_SCHEMA,
+    SHARED_APP,
+    TABLE_SCHEMA,
+    TORN_DOWN_APP,
+    UPKEEP_APP,
+    CommitRecord,
+    EpochRecord,
+    hour_of,
+)
+from .reader import open_changelog, read_sequence, read_token
 
 _ROW_GROUP_ROWS = 65_536
 _SMALL_GROUP_ROWS = 1_024

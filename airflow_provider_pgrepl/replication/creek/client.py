@@ -25,7 +25,10 @@ from nats.js.api import ConsumerConfig, DeliverPolicy
 from nats.js.errors import NotFoundError
 
 from airflow_provider_pgrepl.errors import MessageError, TargetError, TargetUnavailableError
-from airflow_provider_pgrepl.replication.creek.messages import (
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+
+from .messages import (
     Row,
     Schema,
     SnapshotHeader,
@@ -36,23 +39,9 @@ from airflow_provider_pgrepl.replication.creek.messages import (
     parsed_schema,
     row_of,
 )
-from airflow_provider_pgrepl.replication.creek.snapshot import END
-from airflow_provider_pgrepl.replication.creek.stream_reading import (
-    after_sequence,
-    last_message,
-    ordered_messages,
-)
-from airflow_provider_pgrepl.replication.creek.wire import (
-    TOPIC_FORM,
-    TOPIC_SUFFIX,
-    Kind,
-    PacketDecoder,
-    Version,
-    Wire,
-    unframed,
-)
-from airflow_provider_pgrepl.replication.postgres.lsn import LSN
-from airflow_provider_pgrepl.replication.postgres.names import TableName
+from .snapshot import END
+from .stream_reading import after_sequence, last_message, ordered_messages
+from .wire import TOPIC_FORM, TOPIC_SUFFIX, Kind, PacketDecoder, Version, Wire, unframed
 
 _CONNECT_S, _ANSWER_S = 10.0, 30.0
 """Timeouts in seconds. A publisher answers at once with the subject to which it will send a snapshot."""

@@ -13,8 +13,12 @@ from typing import Any, TypeVar, get_args
 
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import ConfigError, MessageError, TargetError, TargetUnavailableError
-from airflow_provider_pgrepl.replication.creek.client import CreekClient, Snapshot, StreamBounds
-from airflow_provider_pgrepl.replication.creek.copy_database import (
+from airflow_provider_pgrepl.replication.events.targets.base import words_of
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.runtime.process_io import read_text
+
+from .client import CreekClient, Snapshot, StreamBounds
+from .copy_database import (
     UP_TO_DATE,
     Applied,
     AppliedStreamPosition,
@@ -23,12 +27,9 @@ from airflow_provider_pgrepl.replication.creek.copy_database import (
     OutgrownError,
     TableFailedError,
 )
-from airflow_provider_pgrepl.replication.creek.messages import Row, UnreadableChange, WalChange
-from airflow_provider_pgrepl.replication.creek.table_shape import TableShape
-from airflow_provider_pgrepl.replication.creek.wire import Version, Wire
-from airflow_provider_pgrepl.replication.events.targets.base import words_of
-from airflow_provider_pgrepl.replication.postgres.names import TableName
-from airflow_provider_pgrepl.replication.runtime.process_io import read_text
+from .messages import Row, UnreadableChange, WalChange
+from .table_shape import TableShape
+from .wire import Version, Wire
 
 log = logging.getLogger(__name__)
 

@@ -25,11 +25,12 @@ from airflow_provider_pgrepl.errors import (
     TargetUnavailableError,
     one_line,
 )
-from airflow_provider_pgrepl.replication.creek.messages import Row, SnapshotHeader, WalChange
-from airflow_provider_pgrepl.replication.creek.table_shape import TableShape, earlier_key
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName, quote_identifier
+
+from .messages import Row, SnapshotHeader, WalChange
+from .table_shape import TableShape, earlier_key
 
 _STATE = """
 CREATE SCHEMA IF NOT EXISTS _pgrepl_consumer;

@@ -10,7 +10,6 @@ import pyarrow as pa
 from airflow_provider_pgrepl.errors import ValueRangeError
 from airflow_provider_pgrepl.replication.avro.columns import CreekColumn
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.creek.wire import CreekEnvelope, EncodedChange, code_of
 from airflow_provider_pgrepl.replication.events.changes import (
     OPERATIONS,
     ChangeConverter,
@@ -24,6 +23,8 @@ from airflow_provider_pgrepl.replication.events.formats.avro import NOTHING, Enc
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.relations import KnownRelations, TableSelection
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
+
+from .wire import CreekEnvelope, EncodedChange, code_of
 
 _PLACE = ("op", "epoch", "commit_lsn", "ordinal", "xid")
 

@@ -15,14 +15,15 @@ import fastavro
 from airflow_provider_pgrepl.errors import ConfigError, MessageError
 from airflow_provider_pgrepl.replication.avro.codec import fingerprint_text
 from airflow_provider_pgrepl.replication.avro.columns import INFINITIES, INFINITY
-from airflow_provider_pgrepl.replication.creek.stream_reading import PREVIOUS
-from airflow_provider_pgrepl.replication.creek.wire import MAGIC
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.targets.base import NATS_ID, words_of
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.values.text_output import DAY_US, moment_text
 from airflow_provider_pgrepl.trace import traced
+
+from .stream_reading import PREVIOUS
+from .wire import MAGIC
 
 _HEAD_BYTES = 10
 _NESTED = ("type", "items", "fields")

@@ -15,7 +15,6 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 from airflow_provider_pgrepl.errors import PgReplError, TargetError
-from airflow_provider_pgrepl.replication.creek.wire import Wire
 from airflow_provider_pgrepl.replication.delta.table import has_delta
 from airflow_provider_pgrepl.replication.events.relations import TableSelection
 from airflow_provider_pgrepl.replication.postgres.names import TableName
@@ -23,6 +22,8 @@ from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
 from airflow_provider_pgrepl.replication.storage.errors import delta_errors
 from airflow_provider_pgrepl.trace import log_unexpected
+
+from .wire import Wire
 
 log = logging.getLogger(__name__)
 

@@ -16,10 +16,11 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
 from airflow_provider_pgrepl.errors import ConfigError, TargetError, TargetUnavailableError
-from airflow_provider_pgrepl.replication.creek.wire import Wire
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.targets.base import NATS_ID
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+
+from .wire import Wire
 
 _BATCH = 256
 _LOOK_S, _PAUSE_S = 1.0, 0.5

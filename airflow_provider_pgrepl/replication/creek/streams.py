@@ -19,25 +19,6 @@ from nats.js.errors import APIError, NotFoundError
 
 from airflow_provider_pgrepl.errors import TargetError
 from airflow_provider_pgrepl.replication.avro.codec import unique_long
-from airflow_provider_pgrepl.replication.creek.events import CreekEvent
-from airflow_provider_pgrepl.replication.creek.snapshot import END
-from airflow_provider_pgrepl.replication.creek.stream_lake import LAKE, StreamLake
-from airflow_provider_pgrepl.replication.creek.stream_reading import (
-    PREVIOUS,
-    STAMP,
-    StreamPosition,
-    last_message,
-    place_of,
-    stamp_of,
-)
-from airflow_provider_pgrepl.replication.creek.wire import (
-    KINDS,
-    CreekEnvelope,
-    Wire,
-    framed,
-    largest_payload,
-    unframed,
-)
 from airflow_provider_pgrepl.replication.events.event import Event, EventNumbers
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.publish.publisher import StopRequested
@@ -52,6 +33,12 @@ from airflow_provider_pgrepl.replication.events.targets.jetstream import (
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
+
+from .events import CreekEvent
+from .snapshot import END
+from .stream_lake import LAKE, StreamLake
+from .stream_reading import PREVIOUS, STAMP, StreamPosition, last_message, place_of, stamp_of
+from .wire import KINDS, CreekEnvelope, Wire, framed, largest_payload, unframed
 
 _API_S = 20.0
 _SNAPSHOTS_S = 7 * 86_400.0

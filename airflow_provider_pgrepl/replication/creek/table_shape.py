@@ -10,8 +10,9 @@ from functools import cached_property
 from typing import Any
 
 from airflow_provider_pgrepl.errors import MessageError
-from airflow_provider_pgrepl.replication.creek.messages import Row
 from airflow_provider_pgrepl.replication.postgres.names import TableName, quote_identifier
+
+from .messages import Row
 
 _SIZE = re.compile(r"\(\d+(,-?\d+)?\)")
 _AVRO_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

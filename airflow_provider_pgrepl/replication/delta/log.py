@@ -35,7 +35,6 @@ from obstore.store import LocalStore
 from pyarrow import fs
 
 from airflow_provider_pgrepl import __version__
-from airflow_provider_pgrepl.replication.delta.table import open_delta
 from airflow_provider_pgrepl.replication.storage import durable, objects
 from airflow_provider_pgrepl.replication.storage.durable import local_path
 from airflow_provider_pgrepl.replication.storage.errors import parsable_parts, system_errors
@@ -48,6 +47,8 @@ from airflow_provider_pgrepl.replication.storage.filesystem import (
     read_commit,
     read_commit_actions,
 )
+
+from .table import open_delta
 
 _KNOWN_FEATURES = {"appendOnly", "invariants", "timestampNtz", "deletionVectors"}
 _CHECKED_VALUES = ('"nullable":false', '"delta.invariants"')

@@ -20,7 +20,6 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import LakeError
-from airflow_provider_pgrepl.replication.delta.log import checkpoint_version, sidecars, whole_checkpoints
 from airflow_provider_pgrepl.replication.storage.durable import (
     LAST_CHECKPOINT,
     LOG_FOLDER,
@@ -34,6 +33,8 @@ from airflow_provider_pgrepl.replication.storage.durable import (
     set_aside_commits,
 )
 from airflow_provider_pgrepl.replication.storage.errors import storage_errors
+
+from .log import checkpoint_version, sidecars, whole_checkpoints
 
 log = logging.getLogger(__name__)
 

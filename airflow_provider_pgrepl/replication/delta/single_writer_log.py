@@ -14,8 +14,6 @@ from typing import Any
 from deltalake import CommitProperties, DeltaTable, Transaction
 
 from airflow_provider_pgrepl.errors import LakeError, LakeUnavailableError
-from airflow_provider_pgrepl.replication.delta.log import Checkpoints, can_commit, put_version
-from airflow_provider_pgrepl.replication.delta.table import open_delta
 from airflow_provider_pgrepl.replication.storage import durable
 from airflow_provider_pgrepl.replication.storage.filesystem import (
     commit_mark,
@@ -23,6 +21,9 @@ from airflow_provider_pgrepl.replication.storage.filesystem import (
     open_storage,
     read_commit_actions,
 )
+
+from .log import Checkpoints, can_commit, put_version
+from .table import open_delta
 
 
 class FencedCommitError(Exception):

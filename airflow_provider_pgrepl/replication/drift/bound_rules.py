@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.drift.matching import HiddenColumns, Records
 from airflow_provider_pgrepl.replication.postgres.names import ColumnName, TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.settings.tables import COLUMN_FIELDS
+
+from .matching import HiddenColumns, Records
 
 TABLE_FIELDS = ("per_table", "insert_only")
 _EXCLUDE = "exclude_columns"

@@ -10,13 +10,14 @@ import pyarrow as pa
 
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import ConfigError, Remedy, one_line
-from airflow_provider_pgrepl.replication.drift.matching import MatchedColumn
 from airflow_provider_pgrepl.replication.postgres import oids
 from airflow_provider_pgrepl.replication.postgres.names import TableName, show_identifier
 from airflow_provider_pgrepl.replication.postgres.relation import Column, PgType, Relation
 from airflow_provider_pgrepl.replication.settings.tables import TableOptions
 from airflow_provider_pgrepl.replication.values import typed_column
 from airflow_provider_pgrepl.replication.values.scalars import precision_and_scale
+
+from .matching import MatchedColumn
 
 __all__ = ["DriftFinding", "Remedy"]
 

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from airflow_provider_pgrepl.errors import Remedy
-from airflow_provider_pgrepl.replication.drift.columns import DriftFinding, is_rewritten_for
 from airflow_provider_pgrepl.replication.postgres.names import show_identifier
 from airflow_provider_pgrepl.replication.postgres.relation import Partition, PublicationStatus, Relation
+
+from .columns import DriftFinding, is_rewritten_for
 
 
 def place_findings(recorded: Relation, current: PublicationStatus) -> Iterator[DriftFinding]:

@@ -13,25 +13,15 @@ from dataclasses import dataclass, replace
 
 from airflow_provider_pgrepl.errors import ConfigError, Remedy, TableError
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.drift import DriftKind
-from airflow_provider_pgrepl.replication.drift.columns import (
-    ColumnComparison,
-    DriftFinding,
-    is_of_other_type,
-    type_change,
-)
-from airflow_provider_pgrepl.replication.drift.files import file_findings, new_partitions, place_findings
-from airflow_provider_pgrepl.replication.drift.matching import (
-    MatchedColumn,
-    UnclearLayoutError,
-    highest_attnum,
-    place_columns,
-    unknown_attnums,
-)
 from airflow_provider_pgrepl.replication.postgres.names import TableName, show_identifier
 from airflow_provider_pgrepl.replication.postgres.relation import Column, PublicationStatus, Relation
 from airflow_provider_pgrepl.replication.settings.tables import TableOptions
 from airflow_provider_pgrepl.replication.values import CHANGE_IT, lake_schema, option_problems, partitioning
+
+from . import DriftKind
+from .columns import ColumnComparison, DriftFinding, is_of_other_type, type_change
+from .files import file_findings, new_partitions, place_findings
+from .matching import MatchedColumn, UnclearLayoutError, highest_attnum, place_columns, unknown_attnums
 
 MADE_AGAIN = (
     "the table was dropped and another was created with its name; the lake has the rows of the dropped one"

@@ -17,20 +17,8 @@ import pyarrow.compute as pc
 from airflow_provider_pgrepl.errors import ConfigError, TransformError, one_line
 from airflow_provider_pgrepl.replication.changelog.gaps import NO_RELATION
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.events.changes import (
-    Change,
-    ChangeConverter,
-    ChangeMaker,
-    OptionsOf,
-    TypedChanges,
-)
-from airflow_provider_pgrepl.replication.events.columns import PublishedColumns, kin_error
-from airflow_provider_pgrepl.replication.events.event import BusinessRoute, Event
 from airflow_provider_pgrepl.replication.events.formats.json import JsonEvents, JsonShape
 from airflow_provider_pgrepl.replication.events.formats.json_text import embedded, json_value, on_one_line
-from airflow_provider_pgrepl.replication.events.position import EventPosition
-from airflow_provider_pgrepl.replication.events.reader import MESSAGES
-from airflow_provider_pgrepl.replication.events.relations import KnownRelations, TableSelection
 from airflow_provider_pgrepl.replication.pgoutput.messages import DDL_PREFIX
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
@@ -43,6 +31,13 @@ from airflow_provider_pgrepl.replication.settings.publisher_sections import (
 )
 from airflow_provider_pgrepl.replication.values.scalars import Binary
 from airflow_provider_pgrepl.trace import trace_of, traced
+
+from .changes import Change, ChangeConverter, ChangeMaker, OptionsOf, TypedChanges
+from .columns import PublishedColumns, kin_error
+from .event import BusinessRoute, Event
+from .position import EventPosition
+from .reader import MESSAGES
+from .relations import KnownRelations, TableSelection
 
 _UNSENT_HINT = "have the server send it: ALTER TABLE … REPLICA IDENTITY FULL, or STORAGE PLAIN of the column"
 log = logging.getLogger(__name__)

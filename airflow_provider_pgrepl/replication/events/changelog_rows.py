@@ -27,7 +27,6 @@ from airflow_provider_pgrepl.replication.changelog.reader import (
     missing_file,
     open_changelog,
 )
-from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.storage import (
     open_storage,
@@ -35,6 +34,8 @@ from airflow_provider_pgrepl.replication.storage import (
     read_commit_actions,
     read_parquet,
 )
+
+from .position import EventPosition
 
 _PIECE_ROWS, _PIECE_BYTES = 10_000, 16 << 20
 """The approximate limits of a batch: a reader creates an object for each row."""

@@ -17,9 +17,6 @@ from airflow_provider_pgrepl.errors import ValueRangeError, one_line
 from airflow_provider_pgrepl.replication.changelog.gaps import GAP
 from airflow_provider_pgrepl.replication.changelog.layout import letters
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.events.columns import FilteredRows, PublishedColumn, PublishedColumns
-from airflow_provider_pgrepl.replication.events.position import EventPosition
-from airflow_provider_pgrepl.replication.events.relations import KnownRelations, TableSelection
 from airflow_provider_pgrepl.replication.lake.merge.changes import TEXTS, Ints, RowImages, array_of
 from airflow_provider_pgrepl.replication.postgres import oids
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
@@ -27,6 +24,10 @@ from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Column
 from airflow_provider_pgrepl.replication.settings.tables import TableOptions
 from airflow_provider_pgrepl.replication.values import TypedColumn
+
+from .columns import FilteredRows, PublishedColumn, PublishedColumns
+from .position import EventPosition
+from .relations import KnownRelations, TableSelection
 
 Operation = Literal["insert", "update", "delete", "truncate"]
 OPERATIONS: dict[str, Operation] = {"I": "insert", "U": "update", "D": "delete", "T": "truncate"}

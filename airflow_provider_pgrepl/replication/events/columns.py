@@ -15,7 +15,6 @@ import pyarrow.compute as pc
 from airflow_provider_pgrepl.errors import DriftError, one_line
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.drift.matching import HiddenColumns, new_places
-from airflow_provider_pgrepl.replication.events.relations import KnownRelations
 from airflow_provider_pgrepl.replication.lake.merge.changes import Bools
 from airflow_provider_pgrepl.replication.postgres import oids
 from airflow_provider_pgrepl.replication.postgres.names import ColumnName, TableName
@@ -24,6 +23,8 @@ from airflow_provider_pgrepl.replication.settings.publisher_sections import Colu
 from airflow_provider_pgrepl.replication.settings.tables import ColumnOptions, TableOptions
 from airflow_provider_pgrepl.replication.values import TypedColumn, typed_column
 from airflow_provider_pgrepl.replication.values.parser import Text, as_string
+
+from .relations import KnownRelations
 
 Hide = Callable[[pa.Array], pa.Array]
 """Replaces the text values of a column. NULL stays NULL."""

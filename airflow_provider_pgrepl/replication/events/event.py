@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from airflow_provider_pgrepl.replication.events.changes import Operation
-from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+
+from .changes import Operation
+from .position import EventPosition
 
 RESERVE = 1 << 24
 """An upper bound of the events that a publisher sends before it records its highest stamp."""

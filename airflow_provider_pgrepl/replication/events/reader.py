@@ -34,31 +34,17 @@ from airflow_provider_pgrepl.replication.changelog.reader import (
     read_durable_lsn,
     read_epoch_number,
 )
-from airflow_provider_pgrepl.replication.events.changelog_rows import (
-    FollowedChangelog,
-    RowBatch,
-    ordered_rows,
-)
-from airflow_provider_pgrepl.replication.events.changes import (
-    Change,
-    ChangeConverter,
-    Made,
-    OptionsOf,
-    TypedChanges,
-)
-from airflow_provider_pgrepl.replication.events.position import After, EventPosition, begin_after, check_kept
-from airflow_provider_pgrepl.replication.events.relations import (
-    KnownRelations,
-    TableGroup,
-    TableSelection,
-    known_selection,
-)
-from airflow_provider_pgrepl.replication.events.unchanged_toast import LakeValues, UnchangedValues
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.settings.publisher_sections import Unchanged
 from airflow_provider_pgrepl.replication.settings.tables import TableOptions
 from airflow_provider_pgrepl.trace import log_unexpected, traced
+
+from .changelog_rows import FollowedChangelog, RowBatch, ordered_rows
+from .changes import Change, ChangeConverter, Made, OptionsOf, TypedChanges
+from .position import After, EventPosition, begin_after, check_kept
+from .relations import KnownRelations, TableGroup, TableSelection, known_selection
+from .unchanged_toast import LakeValues, UnchangedValues
 
 log = logging.getLogger(__name__)
 _OF_A_TABLE = (ValueRangeError, DriftError, TransformError)

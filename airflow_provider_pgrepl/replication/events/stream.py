@@ -13,11 +13,12 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
-from airflow_provider_pgrepl.replication.events.changes import Change
 from airflow_provider_pgrepl.replication.events.formats.json_text import to_json
-from airflow_provider_pgrepl.replication.events.position import After, EventPosition
-from airflow_provider_pgrepl.replication.events.reader import ChangeReader
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+
+from .changes import Change
+from .position import After, EventPosition
+from .reader import ChangeReader
 
 
 def stream(

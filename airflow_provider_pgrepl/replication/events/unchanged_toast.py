@@ -16,9 +16,7 @@ from airflow_provider_pgrepl.errors import ChangelogError, DriftError, LakeUnava
 from airflow_provider_pgrepl.replication.changelog.gaps import GAP
 from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA, STATUS_ORDINAL, letters
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.events.changelog_rows import RowBatch
 from airflow_provider_pgrepl.replication.events.formats.json_text import TEXT
-from airflow_provider_pgrepl.replication.events.relations import KnownRelations
 from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoints
 from airflow_provider_pgrepl.replication.lake.files.row_equality import match_rows
 from airflow_provider_pgrepl.replication.lake.merge.changes import (
@@ -40,6 +38,9 @@ from airflow_provider_pgrepl.replication.settings.tables import TableOptions
 from airflow_provider_pgrepl.replication.values import typed_column
 from airflow_provider_pgrepl.replication.values.text_output import texts_of
 from airflow_provider_pgrepl.trace import trace_of
+
+from .changelog_rows import RowBatch
+from .relations import KnownRelations
 
 _PIECE_BYTES = 16 << 20
 

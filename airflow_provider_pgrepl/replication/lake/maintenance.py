@@ -25,12 +25,6 @@ from pyarrow import fs
 from airflow_provider_pgrepl.errors import LakeError, PgReplError
 from airflow_provider_pgrepl.replication.changelog.layout import system_folder
 from airflow_provider_pgrepl.replication.changelog.maintenance import compact_closed_hours, drop_expired
-from airflow_provider_pgrepl.replication.lake.consistent_points import (
-    ConsistentPoint,
-    ConsistentPoints,
-    points_uri,
-    read_rows,
-)
 from airflow_provider_pgrepl.replication.lake.delta.ownership import NOT_MARKED
 from airflow_provider_pgrepl.replication.lake.delta.vacuum import TableFiles
 from airflow_provider_pgrepl.replication.lake.history.table import is_history, path_of
@@ -44,6 +38,8 @@ from airflow_provider_pgrepl.replication.storage import (
     storage_errors,
 )
 from airflow_provider_pgrepl.replication.storage.probe import storage_lead
+
+from .consistent_points import ConsistentPoint, ConsistentPoints, points_uri, read_rows
 
 RECENT = timedelta(minutes=1)
 """Age up to which the newest point of every minute is kept, whatever the budget."""

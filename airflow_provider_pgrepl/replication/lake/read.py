@@ -17,10 +17,8 @@ import pyarrow as pa
 from airflow_provider_pgrepl.errors import ChangelogError, LakeError, NoChangelogError
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
-from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, ConsistentPoints
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id
 from airflow_provider_pgrepl.replication.lake.history.table import is_history
-from airflow_provider_pgrepl.replication.lake.sql import sql_reader
 from airflow_provider_pgrepl.replication.lake.time_travel.as_of import (
     ArrowAsOf,
     HistoryAsOf,
@@ -38,6 +36,9 @@ from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.spark.session import check_delta
+
+from .consistent_points import ConsistentPoint, ConsistentPoints
+from .sql import sql_reader
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

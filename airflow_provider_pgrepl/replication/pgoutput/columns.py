@@ -10,7 +10,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from airflow_provider_pgrepl.errors import WireError
-from airflow_provider_pgrepl.replication.pgoutput import kernels
+
+from . import kernels
 
 Int64s = npt.NDArray[np.int64]
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
-from airflow_provider_pgrepl.replication.postgres.names import TableName
+from .names import TableName
 
 STATE_SCHEMA = "_pgrepl"
 """The schema of the pipelines' own tables, which are not replicated."""

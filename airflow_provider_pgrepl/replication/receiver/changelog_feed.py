@@ -33,9 +33,6 @@ from airflow_provider_pgrepl.replication.pgoutput.columns import (
 )
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.relation import PublicationStatus
-from airflow_provider_pgrepl.replication.receiver.changelog_rows import MessagePrefixes, VersionTagger
-from airflow_provider_pgrepl.replication.receiver.redelivery import RedeliveryFilter
-from airflow_provider_pgrepl.replication.receiver.relation_tracker import CatalogWatch, RelationTracker
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.catalog.partitions import say_had_rows
 from airflow_provider_pgrepl.replication.source.connection import Connection
@@ -44,6 +41,10 @@ from airflow_provider_pgrepl.replication.source.publication import Publishing
 from airflow_provider_pgrepl.replication.source.server import is_synchronous, synchronous_problem, written_lsn
 from airflow_provider_pgrepl.replication.source.stream import Chunk
 from airflow_provider_pgrepl.replication.state.source_tokens import NewToken
+
+from .changelog_rows import MessagePrefixes, VersionTagger
+from .redelivery import RedeliveryFilter
+from .relation_tracker import CatalogWatch, RelationTracker
 
 log = logging.getLogger(__name__)
 _LOOK_S, _IDLE_LOOK_S = 0.2, 5.0

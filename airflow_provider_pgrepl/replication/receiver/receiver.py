@@ -30,12 +30,6 @@ from airflow_provider_pgrepl.replication.changelog.reader import open_changelog,
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter, Fence
 from airflow_provider_pgrepl.replication.pgoutput.columns import TransactionBegin
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
-from airflow_provider_pgrepl.replication.receiver import continuity
-from airflow_provider_pgrepl.replication.receiver.changelog_feed import (
-    ChangelogFeed,
-    KeepaliveRule,
-    ReceiverProgress,
-)
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import (
     Connection,
@@ -48,6 +42,9 @@ from airflow_provider_pgrepl.replication.source.stream import Chunk, Liveness, R
 from airflow_provider_pgrepl.replication.state.source_tokens import NewToken, renew_token, replace_token
 from airflow_provider_pgrepl.replication.storage import durable, storage_errors
 from airflow_provider_pgrepl.trace import log_unexpected, trace_of
+
+from . import continuity
+from .changelog_feed import ChangelogFeed, KeepaliveRule, ReceiverProgress
 
 log = logging.getLogger(__name__)
 _CHUNK_BYTES = 8 << 20

@@ -20,8 +20,6 @@ from airflow_provider_pgrepl.replication.drift.matching import HiddenColumns
 from airflow_provider_pgrepl.replication.pgoutput.messages import DDL_PREFIX, LogicalMessage, RelationMessage
 from airflow_provider_pgrepl.replication.postgres.lsn import Epoch
 from airflow_provider_pgrepl.replication.postgres.relation import STATE_SCHEMA, Relation
-from airflow_provider_pgrepl.replication.receiver.changelog_rows import Ddl
-from airflow_provider_pgrepl.replication.receiver.continuity import check_publication
 from airflow_provider_pgrepl.replication.source.catalog.relations import read_relation
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.event_trigger.message import (
@@ -31,6 +29,9 @@ from airflow_provider_pgrepl.replication.source.event_trigger.message import (
     parse_ddl_message,
     read_sealed,
 )
+
+from .changelog_rows import Ddl
+from .continuity import check_publication
 
 log = logging.getLogger(__name__)
 

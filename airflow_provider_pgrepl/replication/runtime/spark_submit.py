@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from airflow_provider_pgrepl.errors import ToolError
-from airflow_provider_pgrepl.replication.runtime import compiled_loops
+
+from . import compiled_loops
 
 _PACKAGE = Path(__file__).resolve().parents[2]
 _OPEN_FILES, _USUAL_OPEN_FILES = 512, 1024

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
-from airflow_provider_pgrepl.replication.runtime.compiled_loops import is_private
-from airflow_provider_pgrepl.replication.runtime.file_locks import LockedFile, holder_of
+from .compiled_loops import is_private
+from .file_locks import LockedFile, holder_of
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,8 @@ from string import Formatter
 
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.postgres.names import TableName
-from airflow_provider_pgrepl.replication.settings.stores import SCHEMES, STORES, StoreLocation
+
+from .stores import SCHEMES, STORES, StoreLocation
 
 EXAMPLES = (
     f"{', '.join(kind.example for kind in STORES.values())}, or a directory of this host or of a file system"

@@ -16,21 +16,11 @@ from typing import TYPE_CHECKING, Any, get_args
 from airflow_provider_pgrepl.errors import ConfigError, reference
 from airflow_provider_pgrepl.replication.postgres.names import ColumnName, TableName
 from airflow_provider_pgrepl.replication.runtime.process_io import read_text
-from airflow_provider_pgrepl.replication.settings.lake import canonical, is_object_store
-from airflow_provider_pgrepl.replication.settings.mistakes import (
-    Check,
-    Fields,
-    Mistake,
-    check_together,
-    frozen,
-    refuse,
-)
-from airflow_provider_pgrepl.replication.settings.publisher import (
-    PublisherSettings,
-    parse_publisher,
-    read_publisher,
-)
-from airflow_provider_pgrepl.replication.settings.sections import (
+
+from .lake import canonical, is_object_store
+from .mistakes import Check, Fields, Mistake, check_together, frozen, refuse
+from .publisher import PublisherSettings, parse_publisher, read_publisher
+from .sections import (
     TABLE_FIELDS,
     Applying,
     CatalogTemplates,
@@ -42,7 +32,7 @@ from airflow_provider_pgrepl.replication.settings.sections import (
     Snapshotting,
     SourceSettings,
 )
-from airflow_provider_pgrepl.replication.settings.tables import (
+from .tables import (
     COLUMN_FIELDS,
     SHAPES_COPY,
     ColumnOptions,

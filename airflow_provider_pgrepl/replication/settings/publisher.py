@@ -9,8 +9,9 @@ from typing import Any
 
 from airflow_provider_pgrepl.errors import ConfigError, reference
 from airflow_provider_pgrepl.replication.postgres.names import TableName
-from airflow_provider_pgrepl.replication.settings.mistakes import Mistake, check_together, frozen, refuse
-from airflow_provider_pgrepl.replication.settings.publisher_sections import (
+
+from .mistakes import Mistake, check_together, frozen, refuse
+from .publisher_sections import (
     PUBLISHER_FIELDS,
     ColumnRules,
     EventRule,
@@ -19,7 +20,7 @@ from airflow_provider_pgrepl.replication.settings.publisher_sections import (
     parse_address,
     parse_rules,
 )
-from airflow_provider_pgrepl.replication.settings.targets import FORMATS, TARGETS
+from .targets import FORMATS, TARGETS
 
 _REFERENCE = reference("publishers")
 

@@ -14,7 +14,8 @@ from typing import Annotated, Any, Literal
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.postgres.names import ColumnName, TableName
-from airflow_provider_pgrepl.replication.settings.mistakes import (
+
+from .mistakes import (
     COLUMN_HINT,
     TABLE,
     ColumnText,
@@ -29,7 +30,7 @@ from airflow_provider_pgrepl.replication.settings.mistakes import (
     frozen,
     matching,
 )
-from airflow_provider_pgrepl.replication.settings.targets import FormatName, TargetName
+from .targets import FormatName, TargetName
 
 _MOST_BYTES = 255
 """The maximum size of a new column name. PostgreSQL's own names have at most 63 bytes."""

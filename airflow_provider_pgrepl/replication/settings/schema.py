@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from airflow_provider_pgrepl.replication.settings.mistakes import Fields, Rule
-from airflow_provider_pgrepl.replication.settings.pipeline import PIPELINE_FIELDS
+from .mistakes import Fields, Rule
+from .pipeline import PIPELINE_FIELDS
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _LINK = re.compile(r"\[([^]]+)\]\([^)]+\)")

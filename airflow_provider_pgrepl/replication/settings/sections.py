@@ -11,8 +11,9 @@ from typing import Annotated, Any, Literal
 
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.postgres.names import TableName
-from airflow_provider_pgrepl.replication.settings.lake import check_lake, check_template
-from airflow_provider_pgrepl.replication.settings.mistakes import (
+
+from .lake import check_lake, check_template
+from .mistakes import (
     Amount,
     Fields,
     Hours,
@@ -26,8 +27,8 @@ from airflow_provider_pgrepl.replication.settings.mistakes import (
     filled,
     matching,
 )
-from airflow_provider_pgrepl.replication.settings.publisher_sections import PUBLISHER_FIELDS
-from airflow_provider_pgrepl.replication.settings.tables import SHAPES_COPY, NewTables, TablePolicy
+from .publisher_sections import PUBLISHER_FIELDS
+from .tables import SHAPES_COPY, NewTables, TablePolicy
 
 MIB = 1 << 20
 _NAME_BYTES = 63

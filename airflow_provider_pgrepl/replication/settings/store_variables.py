@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import ParamSpec, TypeVar
 
-from airflow_provider_pgrepl.replication.settings.stores import STORES, VARIABLES, StoreKind
+from .stores import STORES, VARIABLES, StoreKind
 
 _given: dict[str, str] = {}
 _replaced: set[str] = set()

@@ -10,15 +10,8 @@ from typing import Annotated, Any, Literal
 
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.replication.postgres.names import ColumnName, show_identifier
-from airflow_provider_pgrepl.replication.settings.mistakes import (
-    Amount,
-    ColumnText,
-    Fields,
-    Rule,
-    Seconds,
-    SecondsOrZero,
-    distinct,
-)
+
+from .mistakes import Amount, ColumnText, Fields, Rule, Seconds, SecondsOrZero, distinct
 
 PARTITION = "_pgrepl_partition"
 """The lake table's partition column. No column of a source table may have this name."""

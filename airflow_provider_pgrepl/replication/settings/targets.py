@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from airflow_provider_pgrepl import errors
-from airflow_provider_pgrepl.replication.settings.mistakes import Mistake
+
+from .mistakes import Mistake
 
 if TYPE_CHECKING:
-    from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
+    from .publisher import PublisherSettings
 
 TargetName = Literal["rabbitmq", "nats", "kafka"]
 FormatName = Literal["json", "debezium", "avro", "creek"]

@@ -41,8 +41,9 @@ from airflow_provider_pgrepl.errors import (
     SourceConnectionError,
     SourceError,
 )
-from airflow_provider_pgrepl.replication.source.deadlines import Deadlines
-from airflow_provider_pgrepl.replication.source.server_errors import source_errors, translate
+
+from .deadlines import Deadlines
+from .server_errors import source_errors, translate
 
 _SYSTEM = "system"
 _STRICT = "verify-full"

@@ -10,20 +10,9 @@ from typing import Any
 import psycopg2
 
 from airflow_provider_pgrepl.errors import BusyError, ConfigError, PgReplError
-from airflow_provider_pgrepl.replication.source.connection import (
-    ANSWER_LIMIT_S,
-    Connection,
-    limit_idleness,
-    patience,
-    pin_statement,
-    row,
-)
-from airflow_provider_pgrepl.replication.source.server_errors import (
-    describe,
-    describe_by_code,
-    source_errors,
-    translate,
-)
+
+from .connection import ANSWER_LIMIT_S, Connection, limit_idleness, patience, pin_statement, row
+from .server_errors import describe, describe_by_code, source_errors, translate
 
 _RUN = "DO 'BEGIN EXECUTE pg_catalog.current_setting(''pgrepl.migration''); END'"
 """A text that EXECUTE runs cannot end the transaction that it runs in."""

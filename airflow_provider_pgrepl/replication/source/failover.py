@@ -14,18 +14,11 @@ from typing import Literal
 
 from airflow_provider_pgrepl.errors import PgReplError, ServerSettingError, one_line
 from airflow_provider_pgrepl.replication.postgres.names import quote_identifier, quote_literal
-from airflow_provider_pgrepl.replication.source.connection import (
-    Connection,
-    connect,
-    connect_replication,
-    other_hosts,
-    row,
-    rows,
-    server_dsn,
-)
-from airflow_provider_pgrepl.replication.source.server import Server, read_server
-from airflow_provider_pgrepl.replication.source.server_errors import source_errors
-from airflow_provider_pgrepl.replication.source.slot import Slot, read_slot
+
+from .connection import Connection, connect, connect_replication, other_hosts, row, rows, server_dsn
+from .server import Server, read_server
+from .server_errors import source_errors
+from .slot import Slot, read_slot
 
 FailoverChoice = bool | Literal["auto"]
 SINCE = 170000

@@ -22,15 +22,11 @@ from airflow_provider_pgrepl.replication.source.catalog.relations import (
     find_relation,
     memberships,
 )
-from airflow_provider_pgrepl.replication.source.connection import Connection, connect, rows
 from airflow_provider_pgrepl.replication.source.copy.imported_snapshot import Mode, lock_command, lock_errors
-from airflow_provider_pgrepl.replication.source.server_errors import source_errors
-from airflow_provider_pgrepl.replication.source.short_waits import (
-    SHORT_WAIT_S,
-    execute_together,
-    execute_within,
-    with_short_waits,
-)
+
+from .connection import Connection, connect, rows
+from .server_errors import source_errors
+from .short_waits import SHORT_WAIT_S, execute_together, execute_within, with_short_waits
 
 _MEMBERS = """
 SELECT n.nspname::text, c.relname::text

@@ -26,16 +26,10 @@ import psycopg2.errors
 
 from airflow_provider_pgrepl.errors import SourceConnectionError, one_line
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
-from airflow_provider_pgrepl.replication.source.connection import (
-    Connection,
-    application_name,
-    connect_replication,
-    row,
-    server_dsn,
-    stream_role,
-)
-from airflow_provider_pgrepl.replication.source.server_errors import source_errors
-from airflow_provider_pgrepl.replication.source.slot import Slot
+
+from .connection import Connection, application_name, connect_replication, row, server_dsn, stream_role
+from .server_errors import source_errors
+from .slot import Slot
 
 _SERVER = """
 SELECT pg_catalog.current_setting('server_version_num')::int,

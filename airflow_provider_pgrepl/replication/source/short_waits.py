@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from airflow_provider_pgrepl.errors import PgReplError, SnapshotError
-from airflow_provider_pgrepl.replication.source.connection import ANSWER_LIMIT_S, Connection, patience
+
+from .connection import ANSWER_LIMIT_S, Connection, patience
 
 T = TypeVar("T")
 

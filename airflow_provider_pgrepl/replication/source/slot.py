@@ -17,15 +17,9 @@ import psycopg2.errors
 from airflow_provider_pgrepl.errors import BusyError, PgReplError, SlotError
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.runtime.host import BlockThread
-from airflow_provider_pgrepl.replication.source.connection import (
-    Connection,
-    connect,
-    current_database,
-    patience,
-    row,
-    rows,
-)
-from airflow_provider_pgrepl.replication.source.server_errors import source_errors
+
+from .connection import Connection, connect, current_database, patience, row, rows
+from .server_errors import source_errors
 
 PLUGIN = "pgoutput"
 READING_WAL_S = 3600.0

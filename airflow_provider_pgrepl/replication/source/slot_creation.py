@@ -39,18 +39,11 @@ from airflow_provider_pgrepl.errors import (
 )
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import quote_identifier
-from airflow_provider_pgrepl.replication.source.connection import (
-    Connection,
-    abandon,
-    connect,
-    connect_replication,
-    patience,
-    row,
-    rows,
-)
-from airflow_provider_pgrepl.replication.source.server import read_server
-from airflow_provider_pgrepl.replication.source.server_errors import describe, source_errors, translate
-from airflow_provider_pgrepl.replication.source.slot import (
+
+from .connection import Connection, abandon, connect, connect_replication, patience, row, rows
+from .server import read_server
+from .server_errors import describe, source_errors, translate
+from .slot import (
     PLUGIN,
     READING_WAL_S,
     Slot,

@@ -37,7 +37,8 @@ from airflow_provider_pgrepl.errors import (
 from airflow_provider_pgrepl.replication.pgoutput.columns import HEADER, POSTGRES_EPOCH_US
 from airflow_provider_pgrepl.replication.pgoutput.messages import without_content
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
-from airflow_provider_pgrepl.replication.source.connection import (
+
+from .connection import (
     ANSWER_LIMIT_S,
     CONNECT_TIMEOUT_S,
     answered_within,
@@ -47,8 +48,8 @@ from airflow_provider_pgrepl.replication.source.connection import (
     stream_conninfo,
     stream_role,
 )
-from airflow_provider_pgrepl.replication.source.server import Server, check_identity
-from airflow_provider_pgrepl.replication.source.server_errors import source_errors
+from .server import Server, check_identity
+from .server_errors import source_errors
 
 _UNCONVERTIBLE = "a text in it cannot be converted from the database's encoding into UTF-8"
 _TOO_LARGE = (

@@ -14,8 +14,9 @@ import psycopg2
 
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import quote_identifier
-from airflow_provider_pgrepl.replication.source.connection import Connection, patience, rows
-from airflow_provider_pgrepl.replication.source.server_errors import describe
+
+from .connection import Connection, patience, rows
+from .server_errors import describe
 
 log = logging.getLogger(__name__)
 

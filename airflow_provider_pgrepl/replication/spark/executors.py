@@ -245,7 +245,7 @@ def _reach(place: SharedDirectory, reach_source: Callable[[], None] | None) -> _
 
 def _everywhere(spark: SparkSession, work: Callable[[], Result]) -> list[Result]:
     """Return the results of `work` in one task for each slot of the present executors."""
-    from airflow_provider_pgrepl.replication.spark.failures import spark_errors
+    from .failures import spark_errors
 
     context = spark.sparkContext
     with spark_errors("asking executors what they have"):

@@ -13,8 +13,9 @@ from pyspark.errors import PySparkException
 
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import PgReplError, SparkError, ToolError
-from airflow_provider_pgrepl.replication.spark.session import DAEMON_MODULE
 from airflow_provider_pgrepl.trace import MOST_FRAMES, class_name, frame
+
+from .session import DAEMON_MODULE
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_pgrepl.errors import ToolError
 from airflow_provider_pgrepl.replication.runtime.spark_submit import SMALL_JVM
-from airflow_provider_pgrepl.replication.spark.connectors import added_jars, connector_settings, joined
+
+from .connectors import added_jars, connector_settings, joined
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -9,7 +9,8 @@ from datetime import datetime
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.source.connection import rows
-from airflow_provider_pgrepl.replication.state.connection import StateConnection, state_errors
+
+from .connection import StateConnection, state_errors
 
 # The progress is read before the tables: one that streams now did so then, too, unless its `since` is later.
 _PROGRESS = """

@@ -15,8 +15,9 @@ from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import quote_identifier
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect, row, rows
 from airflow_provider_pgrepl.replication.source.server_errors import source_errors
-from airflow_provider_pgrepl.replication.state.actor import actor_fields
-from airflow_provider_pgrepl.replication.state.schema import check_ownership
+
+from .actor import actor_fields
+from .schema import check_ownership
 
 _ENFORCE = """
 SELECT pg_catalog.set_config('session_replication_role', 'origin', false)

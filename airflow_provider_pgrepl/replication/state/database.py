@@ -22,15 +22,16 @@ from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.catalog import refused_changes
 from airflow_provider_pgrepl.replication.source.connection import Connection, row, rows
 from airflow_provider_pgrepl.replication.source.server_errors import source_errors
-from airflow_provider_pgrepl.replication.state import schema
-from airflow_provider_pgrepl.replication.state.actor import ACTOR
-from airflow_provider_pgrepl.replication.state.connection import StateConnection, state_errors, text_of
-from airflow_provider_pgrepl.replication.state.locks import PipelineLocks, Purpose
-from airflow_provider_pgrepl.replication.state.progress import Progress, TableBytes, TableMerges
-from airflow_provider_pgrepl.replication.state.recorded_events import INSERT, EventRecords
-from airflow_provider_pgrepl.replication.state.reports import CopyRecords, PublisherReports
-from airflow_provider_pgrepl.replication.state.samples import SampleRecords
-from airflow_provider_pgrepl.replication.state.tables import SelectedRelations, TableRecord, TableRecords
+
+from . import schema
+from .actor import ACTOR
+from .connection import StateConnection, state_errors, text_of
+from .locks import PipelineLocks, Purpose
+from .progress import Progress, TableBytes, TableMerges
+from .recorded_events import INSERT, EventRecords
+from .reports import CopyRecords, PublisherReports
+from .samples import SampleRecords
+from .tables import SelectedRelations, TableRecord, TableRecords
 
 _REGISTER = f"""
 WITH earlier AS (

@@ -21,9 +21,10 @@ from typing import Any
 
 from airflow_provider_pgrepl.errors import BusyError, PgReplError, one_line
 from airflow_provider_pgrepl.replication.source.connection import row, rows
-from airflow_provider_pgrepl.replication.state import schema
-from airflow_provider_pgrepl.replication.state.actor import started_by_environment
-from airflow_provider_pgrepl.replication.state.connection import StateConnection, state_errors
+
+from . import schema
+from .actor import started_by_environment
+from .connection import StateConnection, state_errors
 
 Purpose = str
 """`replicate`, `snapshot`, `verify`, `maintain`, `publication` (tables join or leave it, or are paused for a

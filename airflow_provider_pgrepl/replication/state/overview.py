@@ -17,17 +17,12 @@ import psycopg2.extensions
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.source.connection import LimitedConnection, rows
-from airflow_provider_pgrepl.replication.state import schema
-from airflow_provider_pgrepl.replication.state.connection import older_schema, state_errors
-from airflow_provider_pgrepl.replication.state.recorded_events import EventRecords, RunEvent
-from airflow_provider_pgrepl.replication.state.reports import (
-    REPORTS,
-    CopyProgress,
-    PublisherReport,
-    publisher_report,
-    read_copy_progress,
-)
-from airflow_provider_pgrepl.replication.state.samples import SampleRecords
+
+from . import schema
+from .connection import older_schema, state_errors
+from .recorded_events import EventRecords, RunEvent
+from .reports import REPORTS, CopyProgress, PublisherReport, publisher_report, read_copy_progress
+from .samples import SampleRecords
 
 _PIPELINES = """
 SELECT p.name, pg_catalog.concat_ws('/', p.id, d.oid, pg_catalog.pg_postmaster_start_time()), p.slot,

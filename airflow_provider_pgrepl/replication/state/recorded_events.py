@@ -23,13 +23,9 @@ from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.source.connection import rows
-from airflow_provider_pgrepl.replication.state.actor import ACTOR
-from airflow_provider_pgrepl.replication.state.connection import (
-    StateConnection,
-    older_schema,
-    state_errors,
-    text_of,
-)
+
+from .actor import ACTOR
+from .connection import StateConnection, older_schema, state_errors, text_of
 
 EVENT_DAYS = 90
 """The days for which events are kept: an incident is looked up for weeks, and a quarter is compared."""

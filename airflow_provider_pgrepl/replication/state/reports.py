@@ -14,7 +14,8 @@ from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.runtime.quantities import show_duration, show_number
 from airflow_provider_pgrepl.replication.source.connection import rows
-from airflow_provider_pgrepl.replication.state.connection import StateConnection, state_errors
+
+from .connection import StateConnection, state_errors
 
 _WRITE = """
 INSERT INTO _pgrepl.publishers AS p (pipeline, name, target, tables, published_lsn, stopped, holder)

@@ -16,12 +16,8 @@ import psycopg2.errors
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.source.connection import rows
-from airflow_provider_pgrepl.replication.state.connection import (
-    StateConnection,
-    older_schema,
-    state_errors,
-    text_of,
-)
+
+from .connection import StateConnection, older_schema, state_errors, text_of
 
 SAMPLE_DAYS = 14
 """The days for which samples are kept: the present week can be compared with the last one."""

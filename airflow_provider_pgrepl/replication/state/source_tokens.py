@@ -24,8 +24,9 @@ from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.source.catalog.refused_changes import all_tables_publications
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect, row, rows
 from airflow_provider_pgrepl.replication.source.server_errors import source_errors
-from airflow_provider_pgrepl.replication.state import schema
-from airflow_provider_pgrepl.replication.state.schema import check_ownership
+
+from . import schema
+from .schema import check_ownership
 
 log = logging.getLogger(__name__)
 

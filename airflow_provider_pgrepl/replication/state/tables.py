@@ -18,10 +18,11 @@ from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.source.connection import rows
-from airflow_provider_pgrepl.replication.state.actor import ACTOR
-from airflow_provider_pgrepl.replication.state.connection import StateConnection, state_errors, text_of
-from airflow_provider_pgrepl.replication.state.recorded_events import INSERT, schema_changes
-from airflow_provider_pgrepl.replication.state.reports import CopyProgress, read_copy_progress
+
+from .actor import ACTOR
+from .connection import StateConnection, state_errors, text_of
+from .recorded_events import INSERT, schema_changes
+from .reports import CopyProgress, read_copy_progress
 
 _KEY = "pipeline = %(pipeline)s AND schema_name = %(schema)s AND table_name = %(table)s"
 _EVENT = f"{INSERT} %(schema)s, %(table)s,"

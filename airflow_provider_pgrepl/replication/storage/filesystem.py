@@ -22,14 +22,10 @@ from pyarrow import fs
 from airflow_provider_pgrepl.errors import LakeError
 from airflow_provider_pgrepl.replication.settings.lake import EXAMPLES, store_location
 from airflow_provider_pgrepl.replication.settings.stores import STORES
-from airflow_provider_pgrepl.replication.storage import objects
-from airflow_provider_pgrepl.replication.storage.durable import LOG_FOLDER, local_path
-from airflow_provider_pgrepl.replication.storage.stores import (
-    access_behind,
-    access_to,
-    is_store,
-    open_filesystem,
-)
+
+from . import objects
+from .durable import LOG_FOLDER, local_path
+from .stores import access_behind, access_to, is_store, open_filesystem
 
 _LOCAL = fs.LocalFileSystem()
 _COMMIT = re.compile(r"(\d{20})\.json")

@@ -17,8 +17,8 @@ import pyarrow as pa
 from obstore.exceptions import BaseError, GenericError
 from pyarrow import fs
 
-from airflow_provider_pgrepl.replication.storage.errors import find_store_fault, parsable_parts
-from airflow_provider_pgrepl.replication.storage.stores import access_behind, store_behind
+from .errors import find_store_fault, parsable_parts
+from .stores import access_behind, store_behind
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta

@@ -21,9 +21,10 @@ from obstore.exceptions import AlreadyExistsError, BaseError
 from airflow_provider_pgrepl.errors import LakeError, LakeUnavailableError
 from airflow_provider_pgrepl.replication.settings.lake import store_location
 from airflow_provider_pgrepl.replication.settings.stores import ENDPOINTS, StoreLocation
-from airflow_provider_pgrepl.replication.storage import objects
-from airflow_provider_pgrepl.replication.storage.durable import local_path
-from airflow_provider_pgrepl.replication.storage.errors import (
+
+from . import objects
+from .durable import local_path
+from .errors import (
     NO_CONDITIONS,
     SLOW,
     StoreFault,
@@ -32,8 +33,8 @@ from airflow_provider_pgrepl.replication.storage.errors import (
     storage_errors,
     store_error_code,
 )
-from airflow_provider_pgrepl.replication.storage.filesystem import delete_files, open_storage
-from airflow_provider_pgrepl.replication.storage.stores import access_to, is_store, open_store
+from .filesystem import delete_files, open_storage
+from .stores import access_to, is_store, open_store
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore

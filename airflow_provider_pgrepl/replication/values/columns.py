@@ -20,8 +20,9 @@ from airflow_provider_pgrepl.replication.postgres import oids
 from airflow_provider_pgrepl.replication.postgres.names import TableName, show_identifier
 from airflow_provider_pgrepl.replication.postgres.relation import Column, PgType, Relation
 from airflow_provider_pgrepl.replication.settings.tables import PARTITION, PartitionBy, TableOptions
-from airflow_provider_pgrepl.replication.values.parser import Parser, UnsupportedValue
-from airflow_provider_pgrepl.replication.values.registry import parser_of
+
+from .parser import Parser, UnsupportedValue
+from .registry import parser_of
 
 CHANGE_IT = "change partition_by of the table in per_table, or take it out"
 TEXT_BYTES = 64

@@ -14,15 +14,9 @@ from numpy.typing import NDArray
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.replication.postgres.relation import PgType
 from airflow_provider_pgrepl.replication.settings.tables import ColumnOptions
-from airflow_provider_pgrepl.replication.values import kernels
-from airflow_provider_pgrepl.replication.values.parser import (
-    Parser,
-    ParserOf,
-    Text,
-    UnsupportedValue,
-    cast,
-    not_output_of_type,
-)
+
+from . import kernels
+from .parser import Parser, ParserOf, Text, UnsupportedValue, cast, not_output_of_type
 
 _INT32_MAX = 2**31 - 1
 _OTHER_SHAPE = (

@@ -8,16 +8,10 @@ from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.postgres import oids
 from airflow_provider_pgrepl.replication.postgres.relation import MOST_LEVELS, MOST_PARTS, TOO_LARGE, PgType
 from airflow_provider_pgrepl.replication.settings.tables import ColumnOptions
-from airflow_provider_pgrepl.replication.values.nested import (
-    array,
-    composite,
-    hstore,
-    multirange,
-    range_,
-    vector,
-)
-from airflow_provider_pgrepl.replication.values.parser import Family, NestedFamily, Parser, Writer, text
-from airflow_provider_pgrepl.replication.values.scalars import (
+
+from .nested import array, composite, hstore, multirange, range_, vector
+from .parser import Family, NestedFamily, Parser, Writer, text
+from .scalars import (
     bigint,
     binary,
     boolean,
@@ -33,7 +27,7 @@ from airflow_provider_pgrepl.replication.values.scalars import (
     spatial_text,
     xid8,
 )
-from airflow_provider_pgrepl.replication.values.temporal import date, timestamp, timestamptz
+from .temporal import date, timestamp, timestamptz
 
 _BUILT_IN: dict[int, Family] = {
     oids.BOOL: boolean,

@@ -15,14 +15,8 @@ from numpy.typing import NDArray
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.replication.postgres.relation import PgType
 from airflow_provider_pgrepl.replication.settings.tables import ColumnOptions
-from airflow_provider_pgrepl.replication.values.parser import (
-    Family,
-    Parser,
-    Text,
-    UnsupportedValue,
-    cast,
-    not_output_of_type,
-)
+
+from .parser import Family, Parser, Text, UnsupportedValue, cast, not_output_of_type
 
 _MAX_PRECISION = 38
 _NOT_FINITE = ("NaN", "Infinity", "-Infinity")

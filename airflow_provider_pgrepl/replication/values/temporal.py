@@ -12,13 +12,8 @@ from numpy.typing import NDArray
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.replication.postgres.relation import PgType
 from airflow_provider_pgrepl.replication.settings.tables import ColumnOptions, Infinity
-from airflow_provider_pgrepl.replication.values.parser import (
-    Parser,
-    Text,
-    UnsupportedValue,
-    cast,
-    not_output_of_type,
-)
+
+from .parser import Parser, Text, UnsupportedValue, cast, not_output_of_type
 
 Integers = NDArray[np.int64]
 

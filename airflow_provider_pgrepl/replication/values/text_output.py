@@ -20,10 +20,11 @@ import pyarrow.compute as pc
 from airflow_provider_pgrepl.replication.postgres import oids
 from airflow_provider_pgrepl.replication.postgres.relation import PgType
 from airflow_provider_pgrepl.replication.settings.tables import ColumnOptions
-from airflow_provider_pgrepl.replication.values.parser import Writer
-from airflow_provider_pgrepl.replication.values.registry import parser_of, writer_of
-from airflow_provider_pgrepl.replication.values.scalars import precision_and_scale
-from airflow_provider_pgrepl.replication.values.temporal import SECONDS_PER_DAY, date_of
+
+from .parser import Writer
+from .registry import parser_of, writer_of
+from .scalars import precision_and_scale
+from .temporal import SECONDS_PER_DAY, date_of
 
 _Texts = list[str | None]
 _PGVECTOR = "vector"

@@ -19,13 +19,6 @@ from tempfile import mkdtemp
 from airflow_provider_pgrepl.errors import PgReplError, SourceConnectionError
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.access import Access
-from airflow_provider_pgrepl.replication.app.creek.deployment import (
-    OPTIONS_VARIABLE,
-    PUBLISHER,
-    ChildProcess,
-    Deployment,
-    SourceTables,
-)
 from airflow_provider_pgrepl.replication.app.epoch import find_epoch, tables_copied_differently
 from airflow_provider_pgrepl.replication.app.evidence import check
 from airflow_provider_pgrepl.replication.app.operations.removal import remove_tables
@@ -40,6 +33,8 @@ from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableState
 from airflow_provider_pgrepl.trace import log_unexpected
+
+from .deployment import OPTIONS_VARIABLE, PUBLISHER, ChildProcess, Deployment, SourceTables
 
 log = logging.getLogger(__name__)
 

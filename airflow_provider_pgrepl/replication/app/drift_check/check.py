@@ -15,7 +15,6 @@ from typing import Self
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import DriftError, PgReplError, PrivilegeError, Remedy
 from airflow_provider_pgrepl.replication.app.access import Access, not_recorded
-from airflow_provider_pgrepl.replication.app.drift_check.report import DriftReport, TableDrift
 from airflow_provider_pgrepl.replication.app.evidence import gather
 from airflow_provider_pgrepl.replication.app.ownership import check_ours
 from airflow_provider_pgrepl.replication.app.source_problems import (
@@ -43,6 +42,8 @@ from airflow_provider_pgrepl.replication.source.preflight.tables import right_pr
 from airflow_provider_pgrepl.replication.source.server import written_lsn
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
+
+from .report import DriftReport, TableDrift
 
 WAIT_S = 75.0
 """Seconds to wait, a little more than it takes until an idle source's LSN is applied."""

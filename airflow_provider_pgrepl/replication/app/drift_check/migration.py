@@ -8,12 +8,6 @@ from dataclasses import replace
 
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import BusyError, PublicationError
-from airflow_provider_pgrepl.replication.app.drift_check.check import (
-    TableFinding,
-    current_relations,
-    find_drift,
-)
-from airflow_provider_pgrepl.replication.app.drift_check.report import DriftReport, TableDrift
 from airflow_provider_pgrepl.replication.drift import DriftKind
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
@@ -31,6 +25,9 @@ from airflow_provider_pgrepl.replication.source.preflight.tables import others_p
 from airflow_provider_pgrepl.replication.source.publication import read_identity
 from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 from airflow_provider_pgrepl.replication.source.short_waits import SHORT_WAIT_S, with_short_waits
+
+from .check import TableFinding, current_relations, find_drift
+from .report import DriftReport, TableDrift
 
 _HAS_ROW = "SELECT EXISTS (SELECT FROM ONLY {})"
 _TABLES = "SELECT oid::bigint FROM pg_catalog.pg_class WHERE relkind = 'r'"

@@ -18,7 +18,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from airflow_provider_pgrepl.errors import PgReplError
-from airflow_provider_pgrepl.replication.app.metrics.otlp import export_metrics, exports_metrics
 from airflow_provider_pgrepl.replication.app.status.summary import LagMeter
 from airflow_provider_pgrepl.replication.lake.apply.work_item import ApplierProgress
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
@@ -34,6 +33,8 @@ from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.progress import TableMerges
 from airflow_provider_pgrepl.replication.state.tables import TableCondition, TableState
 from airflow_provider_pgrepl.trace import log_unexpected
+
+from .otlp import export_metrics, exports_metrics
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,6 @@ from airflow_provider_pgrepl.errors import ConfigError, PgReplError, SlotError, 
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.epoch import check_owner, known_tables
 from airflow_provider_pgrepl.replication.app.evidence import check, gather
-from airflow_provider_pgrepl.replication.app.operations.selection import choose, recorded
 from airflow_provider_pgrepl.replication.app.ownership import check_acceptable, check_ours
 from airflow_provider_pgrepl.replication.app.recovery import index_recorded_tables, set_aside_torn_commits
 from airflow_provider_pgrepl.replication.changelog import own_tables
@@ -37,6 +36,8 @@ from airflow_provider_pgrepl.replication.source.wal_records import untouched_tab
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.source_tokens import write_token
 from airflow_provider_pgrepl.replication.state.tables import TableRecord
+
+from .selection import choose, recorded
 
 log = logging.getLogger(__name__)
 

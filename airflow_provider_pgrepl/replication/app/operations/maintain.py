@@ -23,7 +23,6 @@ from airflow_provider_pgrepl.replication.app.needed_changes import (
     retention_lsn,
     unchecked_above,
 )
-from airflow_provider_pgrepl.replication.app.operations.selection import choose, recorded
 from airflow_provider_pgrepl.replication.app.process import MAINTENANCE_LIMIT_S
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.maintenance import compact_closed_hours
@@ -43,6 +42,8 @@ from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.runtime.quantities import show_bytes, show_count
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
+
+from .selection import choose, recorded
 
 _COPIED = {state for state in TableState if state.needs_changes or state is TableState.ERRORED}
 _COMPACTION_BYTES = 256 << 20

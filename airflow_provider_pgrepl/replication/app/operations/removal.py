@@ -8,8 +8,6 @@ from collections.abc import Iterable, Sequence
 from airflow_provider_pgrepl.errors import BusyError, ConfigError, NoChangelogError
 from airflow_provider_pgrepl.replication.app import evidence
 from airflow_provider_pgrepl.replication.app.access import Access
-from airflow_provider_pgrepl.replication.app.operations import selection
-from airflow_provider_pgrepl.replication.app.operations.selection import change, choose
 from airflow_provider_pgrepl.replication.app.ownership import check_no_foreign_receiver
 from airflow_provider_pgrepl.replication.changelog import writer
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
@@ -20,6 +18,9 @@ from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.publication import drop_tables, reason_to_keep, table_names
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
+
+from . import selection
+from .selection import change, choose
 
 log = logging.getLogger(__name__)
 

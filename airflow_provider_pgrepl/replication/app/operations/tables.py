@@ -17,8 +17,6 @@ from airflow_provider_pgrepl.errors import ChangelogError, DriftError, LakeTable
 from airflow_provider_pgrepl.replication.app import evidence
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.epoch import check_lake_tables_setting, refuse_without_lake
-from airflow_provider_pgrepl.replication.app.operations.removal import remove_tables
-from airflow_provider_pgrepl.replication.app.operations.selection import change, choose, raise_all, recorded
 from airflow_provider_pgrepl.replication.changelog import own_tables, writer
 from airflow_provider_pgrepl.replication.changelog.gaps import check_no_gap
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
@@ -46,6 +44,9 @@ from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import REPAIRING, TableRecord, TableState
 from airflow_provider_pgrepl.replication.values import lake_schema
 from airflow_provider_pgrepl.trace import trace_of
+
+from .removal import remove_tables
+from .selection import change, choose, raise_all, recorded
 
 __all__ = ["RetryResult", "pause_tables", "remove_tables", "resume_tables", "retry_tables"]
 log = logging.getLogger(__name__)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from airflow_provider_pgrepl.errors import LakeError, LakeUnavailableError, PrivilegeError
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.evidence import gather
-from airflow_provider_pgrepl.replication.app.operations import selection
 from airflow_provider_pgrepl.replication.app.ownership import check_no_receiver, check_teardown, has_begun
 from airflow_provider_pgrepl.replication.changelog import writer
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
@@ -34,6 +33,8 @@ from airflow_provider_pgrepl.replication.source.server import read_server
 from airflow_provider_pgrepl.replication.source.slot import Slot, check_none_lingers, drop_slot, read_slot
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.source_tokens import forget_tokens
+
+from . import selection
 
 log = logging.getLogger(__name__)
 

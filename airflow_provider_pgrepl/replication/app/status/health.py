@@ -13,15 +13,10 @@ from typing import Any, Self
 
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import ConfigError
-from airflow_provider_pgrepl.replication.app.status.status import (
-    AppStatus,
-    PipelineStatus,
-    PublisherStatus,
-    SlotStatus,
-    TableStatus,
-)
 from airflow_provider_pgrepl.replication.runtime.quantities import show_bytes, show_duration
 from airflow_provider_pgrepl.replication.state.tables import TableState
+
+from .status import AppStatus, PipelineStatus, PublisherStatus, SlotStatus, TableStatus
 
 _START = "run PgReplicationOperator, or pgrepl replicate FILE.json; its log has the cause if it ended"
 _FREE_WAL = (

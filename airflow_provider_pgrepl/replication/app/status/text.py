@@ -10,13 +10,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from airflow_provider_pgrepl import errors
-from airflow_provider_pgrepl.replication.app.status.status import (
-    ChangelogStatus,
-    PipelineStatus,
-    PublisherStatus,
-    SlotStatus,
-    TableStatus,
-)
 from airflow_provider_pgrepl.replication.lake.history.table import is_history
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.runtime.quantities import (
@@ -26,6 +19,8 @@ from airflow_provider_pgrepl.replication.runtime.quantities import (
     show_table,
 )
 from airflow_provider_pgrepl.replication.state.progress import TableMerges
+
+from .status import ChangelogStatus, PipelineStatus, PublisherStatus, SlotStatus, TableStatus
 
 _WIDTH = 100
 _LABEL = 10

@@ -27,16 +27,12 @@ from airflow_provider_pgrepl.replication.events.changes import (
 )
 from airflow_provider_pgrepl.replication.events.columns import PublishedColumn, PublishedColumns
 from airflow_provider_pgrepl.replication.events.event import Event
-from airflow_provider_pgrepl.replication.events.formats.json import (
-    BodyFormat,
-    KeyedEvents,
-    PlainEnvelope,
-    RelationRows,
-)
 from airflow_provider_pgrepl.replication.events.relations import KnownRelations, TableSelection
 from airflow_provider_pgrepl.replication.lake.merge.changes import TEXTS, Ints, RowImages, array_of
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.settings.tables import TableOptions
+
+from .json import BodyFormat, KeyedEvents, PlainEnvelope, RelationRows
 
 _TIMESTAMP = {"type": "long", "logicalType": "timestamp-micros"}
 NOTHING, RECORD = b"\x00", b"\x02"

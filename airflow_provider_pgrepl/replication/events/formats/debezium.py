@@ -23,17 +23,12 @@ from airflow_provider_pgrepl.replication.events.changes import (
     TypedShape,
 )
 from airflow_provider_pgrepl.replication.events.columns import PublishedColumn
-from airflow_provider_pgrepl.replication.events.formats.debezium_types import DebeziumParser, debezium_column
-from airflow_provider_pgrepl.replication.events.formats.json import BodyFormat, RelationRows
-from airflow_provider_pgrepl.replication.events.formats.json_text import (
-    TEXT,
-    JsonRows,
-    joined,
-    json_string,
-    on_one_line,
-)
 from airflow_provider_pgrepl.replication.settings.tables import TableOptions
 from airflow_provider_pgrepl.replication.values import TypedColumn
+
+from .debezium_types import DebeziumParser, debezium_column
+from .json import BodyFormat, RelationRows
+from .json_text import TEXT, JsonRows, joined, json_string, on_one_line
 
 Schema = dict[str, Any]
 

@@ -22,7 +22,6 @@ import pyarrow.compute as pc
 
 from airflow_provider_pgrepl.errors import ValueRangeError, one_line
 from airflow_provider_pgrepl.replication.events.columns import PublishedColumn
-from airflow_provider_pgrepl.replication.events.formats.json_text import TEXT, json_texts
 from airflow_provider_pgrepl.replication.postgres import oids
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import PgType
@@ -32,6 +31,8 @@ from airflow_provider_pgrepl.replication.values.nested import split_array
 from airflow_provider_pgrepl.replication.values.parser import UnsupportedValue
 from airflow_provider_pgrepl.replication.values.registry import parser_of
 from airflow_provider_pgrepl.replication.values.scalars import precision_and_scale
+
+from .json_text import TEXT, json_texts
 
 Encode = Callable[[pa.Array], pa.Array]
 

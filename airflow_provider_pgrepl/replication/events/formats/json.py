@@ -25,22 +25,14 @@ from airflow_provider_pgrepl.replication.events.changes import (
 )
 from airflow_provider_pgrepl.replication.events.columns import PublishedColumn, PublishedColumns
 from airflow_provider_pgrepl.replication.events.event import Event
-from airflow_provider_pgrepl.replication.events.formats.json_text import (
-    TEXT,
-    JsonRows,
-    joined,
-    json_string,
-    json_texts,
-    on_one_line,
-    to_json,
-    to_json_object,
-)
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.relations import KnownRelations, TableSelection
 from airflow_provider_pgrepl.replication.lake.merge.changes import Bools, Ints, array_of, take
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.settings.tables import TableOptions
 from airflow_provider_pgrepl.replication.values import TypedColumn
+
+from .json_text import TEXT, JsonRows, joined, json_string, json_texts, on_one_line, to_json, to_json_object
 
 _TRANSACTION = ("epoch", "commit_lsn", "xid", "commit_ts")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

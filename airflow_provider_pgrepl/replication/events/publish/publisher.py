@@ -24,19 +24,14 @@ from airflow_provider_pgrepl.replication.events.business import TRANSACTIONS
 from airflow_provider_pgrepl.replication.events.changes import ChangeConverter, OptionsOf
 from airflow_provider_pgrepl.replication.events.event import Event, above_all
 from airflow_provider_pgrepl.replication.events.position import EventPosition, begin_after, check_kept
-from airflow_provider_pgrepl.replication.events.publish.record import (
-    PublisherLog,
-    PublisherProgress,
-    PublisherRecord,
-    PublisherState,
-    missed,
-)
 from airflow_provider_pgrepl.replication.events.reader import OrderedReader, ReadError
 from airflow_provider_pgrepl.replication.events.relations import KnownRelations, TableSelection
 from airflow_provider_pgrepl.replication.events.targets.base import PendingEvents, Refusal, Target
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
+
+from .record import PublisherLog, PublisherProgress, PublisherRecord, PublisherState, missed
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,10 @@ from nats.js.errors import NotFoundError
 
 from airflow_provider_pgrepl.errors import PgReplError, TargetError, TargetUnavailableError
 from airflow_provider_pgrepl.replication.events.event import Event, EventNumbers, PublishedCounts
-from airflow_provider_pgrepl.replication.events.targets.base import (
+from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
+from airflow_provider_pgrepl.trace import log_unexpected, trace_of
+
+from .base import (
     NATS_ID,
     NATS_PREFIX,
     LinkedTarget,
@@ -37,8 +40,6 @@ from airflow_provider_pgrepl.replication.events.targets.base import (
     certificate_refused,
     subject,
 )
-from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
-from airflow_provider_pgrepl.trace import log_unexpected, trace_of
 
 _API_S = 20.0
 _LONGEST_SUBJECT = 1_024

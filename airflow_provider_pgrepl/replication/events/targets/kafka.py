@@ -23,15 +23,13 @@ from airflow_provider_pgrepl.errors import PgReplError, TargetError, TargetUnava
 from airflow_provider_pgrepl.replication.events.event import Event
 from airflow_provider_pgrepl.replication.events.formats.avro import AvroEvent, ChangeSchema
 from airflow_provider_pgrepl.replication.events.formats.json_text import to_json_object
-from airflow_provider_pgrepl.replication.events.targets.base import (
-    KAFKA_PREFIX,
-    LinkedTarget,
-    PendingEvents,
-    Refusal,
-    attributes,
-    topic,
-)
-from airflow_provider_pgrepl.replication.events.targets.kafka_broker import (
+from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
+from airflow_provider_pgrepl.replication.settings.publisher_sections import SubjectNames
+from airflow_provider_pgrepl.replication.settings.targets import FORMATS
+from airflow_provider_pgrepl.trace import log_unexpected
+
+from .base import KAFKA_PREFIX, LinkedTarget, PendingEvents, Refusal, attributes, topic
+from .kafka_broker import (
     OF_ANOTHER,
     TOO_LARGE,
     TRANSACTION_TIMEOUT,
@@ -45,10 +43,6 @@ from airflow_provider_pgrepl.replication.events.targets.kafka_broker import (
     property_error,
     reason_of_topic,
 )
-from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
-from airflow_provider_pgrepl.replication.settings.publisher_sections import SubjectNames
-from airflow_provider_pgrepl.replication.settings.targets import FORMATS
-from airflow_provider_pgrepl.trace import log_unexpected
 
 log = logging.getLogger(__name__)
 client_log = logging.getLogger("confluent_kafka")

@@ -13,8 +13,9 @@ from confluent_kafka.cimpl import NewTopic
 
 from airflow_provider_pgrepl.errors import PgReplError, TargetError, TargetUnavailableError
 from airflow_provider_pgrepl.replication.events.event import Event
-from airflow_provider_pgrepl.replication.events.targets.base import PendingEvents, topic, topic_of
 from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
+
+from .base import PendingEvents, topic, topic_of
 
 _REFUSED = frozenset(
     {

@@ -22,7 +22,11 @@ from pika.exceptions import (
 
 from airflow_provider_pgrepl.errors import PgReplError, TargetError, TargetUnavailableError
 from airflow_provider_pgrepl.replication.events.event import Event
-from airflow_provider_pgrepl.replication.events.targets.base import (
+from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
+from airflow_provider_pgrepl.replication.settings.targets import SHORT_TEXT_BYTES
+from airflow_provider_pgrepl.trace import log_unexpected
+
+from .base import (
     RABBITMQ_PREFIX,
     LinkedTarget,
     PendingEvents,
@@ -32,9 +36,6 @@ from airflow_provider_pgrepl.replication.events.targets.base import (
     certificate_refused,
     routing_key,
 )
-from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
-from airflow_provider_pgrepl.replication.settings.targets import SHORT_TEXT_BYTES
-from airflow_provider_pgrepl.trace import log_unexpected
 
 _CHUNK_BYTES = 64 << 10
 # Reply codes of AMQP 0-9-1, 1.2.

@@ -25,8 +25,6 @@ from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA, EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import Commit, read_commit
 from airflow_provider_pgrepl.replication.delta.table import open_delta
-from airflow_provider_pgrepl.replication.lake.apply.merge_scheduler import MergeScheduler
-from airflow_provider_pgrepl.replication.lake.apply.work_item import MARK, ApplierProgress, BatchEnd, WorkItem
 from airflow_provider_pgrepl.replication.lake.merge.collapse import collapse
 from airflow_provider_pgrepl.replication.postgres import oids
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
@@ -39,6 +37,9 @@ from airflow_provider_pgrepl.replication.spark.failures import spark_errors
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.storage import delta_errors, open_storage
 from airflow_provider_pgrepl.trace import log_unexpected
+
+from .merge_scheduler import MergeScheduler
+from .work_item import MARK, ApplierProgress, BatchEnd, WorkItem
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

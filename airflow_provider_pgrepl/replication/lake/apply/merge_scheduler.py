@@ -12,27 +12,6 @@ from typing import TYPE_CHECKING
 from airflow_provider_pgrepl.errors import PgReplError
 from airflow_provider_pgrepl.replication.changelog import reader
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
-from airflow_provider_pgrepl.replication.lake.apply.merge_policy import MergePolicy
-from airflow_provider_pgrepl.replication.lake.apply.merge_task import (
-    MergeJob,
-    MergeSlots,
-    MergeTaskPool,
-    Share,
-    jobs_at_once,
-)
-from airflow_provider_pgrepl.replication.lake.apply.table_merge import (
-    TableContext,
-    TableResult,
-    fingerprints_at,
-)
-from airflow_provider_pgrepl.replication.lake.apply.table_records import RecordedTables, TablePosition
-from airflow_provider_pgrepl.replication.lake.apply.table_schedule import (
-    BEFORE_ALL,
-    CaughtUpTable,
-    TableSchedule,
-    versions_of,
-)
-from airflow_provider_pgrepl.replication.lake.apply.work_item import ApplierProgress, BatchEnd, WorkItem
 from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, ConsistentPoints
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
@@ -40,6 +19,13 @@ from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
+
+from .merge_policy import MergePolicy
+from .merge_task import MergeJob, MergeSlots, MergeTaskPool, Share, jobs_at_once
+from .table_merge import TableContext, TableResult, fingerprints_at
+from .table_records import RecordedTables, TablePosition
+from .table_schedule import BEFORE_ALL, CaughtUpTable, TableSchedule, versions_of
+from .work_item import ApplierProgress, BatchEnd, WorkItem
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,16 +12,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgrepl.replication.changelog.reader import ChangelogFile
-from airflow_provider_pgrepl.replication.lake.apply.table_merge import (
-    TableContext,
-    TableResult,
-    bring_forward,
-)
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.settings.lake import is_object_store
 from airflow_provider_pgrepl.replication.spark.executors import on_executor, result_of, slots_of
 from airflow_provider_pgrepl.replication.spark.failures import spark_errors
 from airflow_provider_pgrepl.trace import log_unexpected
+
+from .table_merge import TableContext, TableResult, bring_forward
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

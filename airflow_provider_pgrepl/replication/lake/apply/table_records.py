@@ -17,7 +17,6 @@ from deltalake.exceptions import DeltaError
 from airflow_provider_pgrepl.errors import ChangelogError, LakeChangedError, LakeTableError, PgReplError
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.delta.table import open_delta
-from airflow_provider_pgrepl.replication.lake.apply.table_merge import TableContext
 from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, ConsistentPoints
 from airflow_provider_pgrepl.replication.lake.delta.commit import commit_nothing, commit_properties
 from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version
@@ -28,6 +27,8 @@ from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline, changed_options, copied_options
 from airflow_provider_pgrepl.replication.settings.tables import TableOptions
 from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
+
+from .table_merge import TableContext
 
 log = logging.getLogger(__name__)
 _STOPPED = (TableState.ERRORED, TableState.REMOVED)

@@ -16,17 +16,14 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from airflow_provider_pgrepl.replication.lake.apply.merge_policy import (
-    MergePolicy,
-    MergeStatistics,
-    MergeTime,
-)
-from airflow_provider_pgrepl.replication.lake.apply.merge_task import MergeJob
-from airflow_provider_pgrepl.replication.lake.apply.work_item import BatchEnd, BatchEnds, WorkItem
 from airflow_provider_pgrepl.replication.lake.history.table import history_key, path_of
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.state.progress import TableMerges
+
+from .merge_policy import MergePolicy, MergeStatistics, MergeTime
+from .merge_task import MergeJob
+from .work_item import BatchEnd, BatchEnds, WorkItem
 
 BEFORE_ALL = -1
 _AGAIN_S = 0.2

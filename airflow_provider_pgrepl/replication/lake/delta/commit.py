@@ -37,20 +37,6 @@ from airflow_provider_pgrepl.replication.delta.log import (
     write_checkpoint,
 )
 from airflow_provider_pgrepl.replication.delta.table import open_delta
-from airflow_provider_pgrepl.replication.lake.delta.live_files import (
-    COMMIT_METADATA,
-    LiveFile,
-    app_version,
-    live_files,
-)
-from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import WrittenFile, partition_columns
-from airflow_provider_pgrepl.replication.lake.delta.statistics import (
-    bounded_in_all,
-    columns_found_bounded,
-    declaration,
-    declared_columns,
-)
-from airflow_provider_pgrepl.replication.lake.delta.table import FENCED_HINT, spark_identifier, spark_path
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.settings.lake import is_object_store
 from airflow_provider_pgrepl.replication.source.catalog.relations import Comments
@@ -62,6 +48,11 @@ from airflow_provider_pgrepl.replication.storage import (
     storage_errors,
 )
 from airflow_provider_pgrepl.trace import trace_of
+
+from .live_files import COMMIT_METADATA, LiveFile, app_version, live_files
+from .parquet_writer import WrittenFile, partition_columns
+from .statistics import bounded_in_all, columns_found_bounded, declaration, declared_columns
+from .table import FENCED_HINT, spark_identifier, spark_path
 
 CHECKPOINT_EVERY, STORE_CHECKPOINT_EVERY = 100, 20
 """Versions from one checkpoint to the next; the first is deltalake's default for its own commits.

@@ -24,12 +24,6 @@ from pyarrow import fs
 from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.delta.log import read_checkpoint, whole_checkpoints
 from airflow_provider_pgrepl.replication.delta.recovery import find_torn
-from airflow_provider_pgrepl.replication.lake.delta.deletion_vector import VectorRecord
-from airflow_provider_pgrepl.replication.lake.delta.ownership import (
-    TRANSACTION_RETENTION,
-    Owner,
-    read_ownership,
-)
 from airflow_provider_pgrepl.replication.settings.tables import PARTITION
 from airflow_provider_pgrepl.replication.storage import (
     commit_mark,
@@ -41,6 +35,9 @@ from airflow_provider_pgrepl.replication.storage import (
     storage_errors,
 )
 from airflow_provider_pgrepl.replication.storage.durable import local_path
+
+from .deletion_vector import VectorRecord
+from .ownership import TRANSACTION_RETENTION, Owner, read_ownership
 
 COMMIT_METADATA = "pgrepl"
 """Key of this package's JSON in a commit's metadata: `{"kind", "position", "commit_ts"}`."""

@@ -23,10 +23,6 @@ from deltalake import DeltaTable
 from deltalake.transaction import AddAction
 
 from airflow_provider_pgrepl.errors import PgReplError
-from airflow_provider_pgrepl.replication.lake.delta.statistics import (
-    columns_with_statistics,
-    delta_statistics,
-)
 from airflow_provider_pgrepl.replication.settings.tables import PARTITION
 from airflow_provider_pgrepl.replication.storage import (
     Output,
@@ -37,6 +33,8 @@ from airflow_provider_pgrepl.replication.storage import (
     storage_errors,
 )
 from airflow_provider_pgrepl.trace import log_unexpected
+
+from .statistics import columns_with_statistics, delta_statistics
 
 log = logging.getLogger(__name__)
 

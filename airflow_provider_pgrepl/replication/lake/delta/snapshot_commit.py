@@ -16,27 +16,6 @@ from deltalake.exceptions import DeltaError
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import FencedError, LakeChangedError, LakeError, OvertakenError
 from airflow_provider_pgrepl.replication.delta.table import create_delta, has_delta
-from airflow_provider_pgrepl.replication.lake.delta.commit import (
-    STORE_CHECKPOINT_EVERY,
-    bounded,
-    commit_properties,
-    replace_files,
-)
-from airflow_provider_pgrepl.replication.lake.delta.live_files import COMMIT_METADATA, app_version, settle_log
-from airflow_provider_pgrepl.replication.lake.delta.ownership import check_replaceable, table_marks
-from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import WrittenFile, partition_columns
-from airflow_provider_pgrepl.replication.lake.delta.statistics import declaration
-from airflow_provider_pgrepl.replication.lake.delta.table import (
-    BEFORE_APP,
-    CLOSED,
-    EXPORTED_APP,
-    FENCED_HINT,
-    RELATION_APP,
-    app_id,
-    earlier_apps,
-    open_table,
-    read_position,
-)
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.runtime.quantities import show_list
@@ -47,6 +26,23 @@ from airflow_provider_pgrepl.replication.storage import (
     read_commit_actions,
     storage_error,
     storage_errors,
+)
+
+from .commit import STORE_CHECKPOINT_EVERY, bounded, commit_properties, replace_files
+from .live_files import COMMIT_METADATA, app_version, settle_log
+from .ownership import check_replaceable, table_marks
+from .parquet_writer import WrittenFile, partition_columns
+from .statistics import declaration
+from .table import (
+    BEFORE_APP,
+    CLOSED,
+    EXPORTED_APP,
+    FENCED_HINT,
+    RELATION_APP,
+    app_id,
+    earlier_apps,
+    open_table,
+    read_position,
 )
 
 log = logging.getLogger(__name__)

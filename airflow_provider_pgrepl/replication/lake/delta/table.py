@@ -17,18 +17,6 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import FencedError, LakeTableError
 from airflow_provider_pgrepl.replication.delta.table import open_delta
-from airflow_provider_pgrepl.replication.lake.delta.live_files import (
-    app_version,
-    check_files,
-    commit_fingerprint,
-    has_retention,
-    settle_log,
-)
-from airflow_provider_pgrepl.replication.lake.delta.ownership import (
-    TRANSACTION_RETENTION,
-    path_mark,
-    table_marks,
-)
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.settings.lake import hadoop_uri
 from airflow_provider_pgrepl.replication.storage import (
@@ -38,6 +26,9 @@ from airflow_provider_pgrepl.replication.storage import (
     requests_at_once,
 )
 from airflow_provider_pgrepl.replication.storage.durable import local_path
+
+from .live_files import app_version, check_files, commit_fingerprint, has_retention, settle_log
+from .ownership import TRANSACTION_RETENTION, path_mark, table_marks
 
 CLOSED = 2**63 - 1
 """The version of the app ID of an epoch that a later epoch has ended."""

@@ -22,28 +22,6 @@ from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.delta.table import open_delta
-from airflow_provider_pgrepl.replication.lake.delta.live_files import (
-    LiveFile,
-    apps_in_checkpoint,
-    commit_fingerprint,
-    has_retention,
-    live_files,
-)
-from airflow_provider_pgrepl.replication.lake.delta.ownership import (
-    TRANSACTION_RETENTION,
-    Owner,
-    Ownership,
-    is_link,
-    is_written_name,
-    read_ownership,
-    table_files,
-)
-from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import (
-    ForeignCommit,
-    foreign_commit,
-    is_snapshot,
-)
-from airflow_provider_pgrepl.replication.lake.delta.table import spark_path
 from airflow_provider_pgrepl.replication.settings.tables import PARTITION
 from airflow_provider_pgrepl.replication.state.progress import TableBytes
 from airflow_provider_pgrepl.replication.storage import (
@@ -56,6 +34,19 @@ from airflow_provider_pgrepl.replication.storage import (
     raise_if_store_unavailable,
     read_commit_actions,
 )
+
+from .live_files import LiveFile, apps_in_checkpoint, commit_fingerprint, has_retention, live_files
+from .ownership import (
+    TRANSACTION_RETENTION,
+    Owner,
+    Ownership,
+    is_link,
+    is_written_name,
+    read_ownership,
+    table_files,
+)
+from .snapshot_commit import ForeignCommit, foreign_commit, is_snapshot
+from .table import spark_path
 
 log = logging.getLogger(__name__)
 

@@ -33,11 +33,12 @@ from airflow_provider_pgrepl.replication.lake.delta.commit import (
 from airflow_provider_pgrepl.replication.lake.delta.live_files import LiveFile, app_version, live_files
 from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import WrittenFile, files_beside
 from airflow_provider_pgrepl.replication.lake.delta.table import FENCED_HINT, open_table, read_position
-from airflow_provider_pgrepl.replication.lake.files.merge_on_read import has_vectors, without_vectors
-from airflow_provider_pgrepl.replication.lake.files.row_search import FileRows
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.settings.sections import MIB
 from airflow_provider_pgrepl.replication.storage import durable, storage_errors
+
+from .merge_on_read import has_vectors, without_vectors
+from .row_search import FileRows
 
 _RUN_BYTES = 128 << 20
 """Uncompressed bytes of rows that are sorted together. More bytes take more memory."""

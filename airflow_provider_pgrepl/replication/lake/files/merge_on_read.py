@@ -24,9 +24,10 @@ from airflow_provider_pgrepl.replication.lake.delta.commit import (
 )
 from airflow_provider_pgrepl.replication.lake.delta.deletion_vector import VectorRecord, encode, vector_path
 from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import WrittenFile
-from airflow_provider_pgrepl.replication.lake.files.row_search import FileRows
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.storage import Output, durable, open_storage, storage_errors
+
+from .row_search import FileRows
 
 log = logging.getLogger(__name__)
 

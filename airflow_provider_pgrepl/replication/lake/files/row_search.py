@@ -24,7 +24,6 @@ from airflow_provider_pgrepl.replication.lake.delta.deletion_vector import read_
 from airflow_provider_pgrepl.replication.lake.delta.live_files import LiveFile, live_files
 from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import is_partitioned
 from airflow_provider_pgrepl.replication.lake.delta.statistics import column_places
-from airflow_provider_pgrepl.replication.lake.files.row_equality import Ints, match_rows
 from airflow_provider_pgrepl.replication.settings.tables import PARTITION
 from airflow_provider_pgrepl.replication.storage import (
     OpenFileCache,
@@ -35,6 +34,8 @@ from airflow_provider_pgrepl.replication.storage import (
     requests_at_once,
     storage_errors,
 )
+
+from .row_equality import Ints, match_rows
 
 _FEW = 1 << 10
 """Up to this many candidates, or twice the wanted rows, all wanted columns of the candidates are read."""

@@ -25,15 +25,6 @@ from airflow_provider_pgrepl.replication.lake.delta.table import (
     read_position,
 )
 from airflow_provider_pgrepl.replication.lake.files.row_equality import match_rows
-from airflow_provider_pgrepl.replication.lake.history import table as layout
-from airflow_provider_pgrepl.replication.lake.history.table import (
-    add_columns,
-    append_versions,
-    history_uri,
-    snapshot_app,
-    snapshot_marks,
-)
-from airflow_provider_pgrepl.replication.lake.history.versions import closed, current_rows, ended_rows
 from airflow_provider_pgrepl.replication.lake.merge.changes import array_of
 from airflow_provider_pgrepl.replication.lake.merge.merge import Applied, apply_changes, check_columns, slices
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
@@ -41,6 +32,10 @@ from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.settings.tables import PARTITION, TableOptions
 from airflow_provider_pgrepl.replication.values import COMMIT_LSN, COMMIT_TS, DELETED, lake_schema
+
+from . import table as layout
+from .table import add_columns, append_versions, history_uri, snapshot_app, snapshot_marks
+from .versions import closed, current_rows, ended_rows
 
 _BOOKKEEPING = (COMMIT_LSN, COMMIT_TS, DELETED, PARTITION)
 

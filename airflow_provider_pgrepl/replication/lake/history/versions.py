@@ -15,8 +15,6 @@ from deltalake import DeltaTable, QueryBuilder
 
 from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.lake.files.row_equality import match_rows
-from airflow_provider_pgrepl.replication.lake.history import table as history
-from airflow_provider_pgrepl.replication.lake.history.kernels import end_versions
 from airflow_provider_pgrepl.replication.lake.merge.changes import Bools, Ints, array_of
 from airflow_provider_pgrepl.replication.lake.merge.collapse import FollowedRows, follow
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
@@ -31,6 +29,9 @@ from airflow_provider_pgrepl.replication.values import (
     typed_columns,
 )
 from airflow_provider_pgrepl.trace import log_unexpected, traced
+
+from . import table as history
+from .kernels import end_versions
 
 log = logging.getLogger(__name__)
 _ROWS_AT_ONCE = 64 << 10

@@ -16,9 +16,10 @@ import pyarrow.compute as pc
 
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import DriftError, IdentityError, LakeTableError, Remedy
-from airflow_provider_pgrepl.replication.lake.merge.kernels import hash_texts
 from airflow_provider_pgrepl.replication.postgres.names import TableName, show_identifier
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
+
+from .kernels import hash_texts
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 Bools = np.ndarray[Any, np.dtype[np.bool_]]

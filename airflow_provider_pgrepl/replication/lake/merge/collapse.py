@@ -14,19 +14,12 @@ import pyarrow as pa
 
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import IdentityError
-from airflow_provider_pgrepl.replication.lake.merge import kernels
-from airflow_provider_pgrepl.replication.lake.merge.changes import (
-    Bools,
-    ChangedRows,
-    Ints,
-    array_of,
-    contradiction,
-    read_changes,
-    take,
-)
-from airflow_provider_pgrepl.replication.lake.merge.kernels import INSERT, last_changes
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
+
+from . import kernels
+from .changes import Bools, ChangedRows, Ints, array_of, contradiction, read_changes, take
+from .kernels import INSERT, last_changes
 
 Hashes = np.ndarray[Any, np.dtype[np.uint64]]
 

@@ -13,9 +13,6 @@ import pyarrow.compute as pc
 
 from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.lake.files.row_search import FileRows, RowLocations
-from airflow_provider_pgrepl.replication.lake.merge.changes import Bools, Ints, array_of, replaced, take
-from airflow_provider_pgrepl.replication.lake.merge.collapse import NetChanges
-from airflow_provider_pgrepl.replication.lake.merge.slice_commit import MISSING, SliceCommit, Way
 from airflow_provider_pgrepl.replication.postgres.names import quote_identifier
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.settings.tables import TableOptions
@@ -26,6 +23,10 @@ from airflow_provider_pgrepl.replication.values import (
     typed_column,
     typed_columns,
 )
+
+from .changes import Bools, Ints, array_of, replaced, take
+from .collapse import NetChanges
+from .slice_commit import MISSING, SliceCommit, Way
 
 _INSERT, _UPDATE, _DELETE = range(3)
 

@@ -15,16 +15,6 @@ from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import IdentityError, LakeTableError
 from airflow_provider_pgrepl.replication.lake.files.row_equality import row_codes
 from airflow_provider_pgrepl.replication.lake.files.row_search import FileRows
-from airflow_provider_pgrepl.replication.lake.merge import kernels
-from airflow_provider_pgrepl.replication.lake.merge.changes import (
-    Bools,
-    ChangedRows,
-    Ints,
-    contradiction,
-    read_changes,
-    take,
-)
-from airflow_provider_pgrepl.replication.lake.merge.slice_commit import MISSING, SliceCommit
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import quote_identifier
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
@@ -37,6 +27,10 @@ from airflow_provider_pgrepl.replication.values import (
     partitioning,
     typed_columns,
 )
+
+from . import kernels
+from .changes import Bools, ChangedRows, Ints, contradiction, read_changes, take
+from .slice_commit import MISSING, SliceCommit
 
 
 @dataclass(frozen=True)

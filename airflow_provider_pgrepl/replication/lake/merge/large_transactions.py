@@ -26,16 +26,12 @@ from airflow_provider_pgrepl.replication.changelog.layout import CHANGES, ROW_SC
 from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import LakeFiles, files_beside
 from airflow_provider_pgrepl.replication.lake.files.merge_on_read import rewrite_files
 from airflow_provider_pgrepl.replication.lake.files.row_search import FileRows, RowLocations
-from airflow_provider_pgrepl.replication.lake.merge.changes import TEXTS, Bools, Ints, array_of, bytes_before
-from airflow_provider_pgrepl.replication.lake.merge.collapse import key_hashes
-from airflow_provider_pgrepl.replication.lake.merge.slice_commit import (
-    SliceCommit,
-    Way,
-    write_left,
-    write_rows,
-)
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
+
+from .changes import TEXTS, Bools, Ints, array_of, bytes_before
+from .collapse import key_hashes
+from .slice_commit import SliceCommit, Way, write_left, write_rows
 
 BYTES, ROWS = "bytes", "rows"
 """Columns of an outline: the bytes of values, and the number, of the rows that its row represents."""

@@ -19,26 +19,19 @@ from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import ChangelogError, LakeChangedError, LakeTableError, TruncatedError
 from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import partition_columns
 from airflow_provider_pgrepl.replication.lake.delta.table import read_position
-from airflow_provider_pgrepl.replication.lake.merge.changes import TEXTS, Ints, array_of, bytes_before
-from airflow_provider_pgrepl.replication.lake.merge.collapse import collapse
-from airflow_provider_pgrepl.replication.lake.merge.keyed import RowsCommit
-from airflow_provider_pgrepl.replication.lake.merge.keyless import commit_net_rows, net_rows
-from airflow_provider_pgrepl.replication.lake.merge.large_transactions import (
-    BYTES,
-    ROWS,
-    KeysMoveError,
-    LargeChanges,
-    MultiPartCommit,
-    bytes_of,
-    weight,
-)
-from airflow_provider_pgrepl.replication.lake.merge.slice_commit import SliceCommit
-from airflow_provider_pgrepl.replication.lake.merge.soft_deletes import SoftDeleteCommit, held_keys
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import quote_identifier
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.settings.tables import TableOptions
 from airflow_provider_pgrepl.replication.values import lake_schema, partition_rule, typed_column
+
+from .changes import TEXTS, Ints, array_of, bytes_before
+from .collapse import collapse
+from .keyed import RowsCommit
+from .keyless import commit_net_rows, net_rows
+from .large_transactions import BYTES, ROWS, KeysMoveError, LargeChanges, MultiPartCommit, bytes_of, weight
+from .slice_commit import SliceCommit
+from .soft_deletes import SoftDeleteCommit, held_keys
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,6 @@ import pyarrow.compute as pc
 
 from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.lake.files.row_search import FileRows
-from airflow_provider_pgrepl.replication.lake.merge.changes import Bools, Ints, array_of, replaced, take
-from airflow_provider_pgrepl.replication.lake.merge.collapse import FollowedRows, follow
-from airflow_provider_pgrepl.replication.lake.merge.kernels import DELETE, NONE
-from airflow_provider_pgrepl.replication.lake.merge.keyed import MergeOnRead, RowKindEffects
-from airflow_provider_pgrepl.replication.lake.merge.slice_commit import MISSING, SliceCommit
 from airflow_provider_pgrepl.replication.postgres.names import quote_identifier
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.runtime.compiled_loops import BYTES, FLAG, INT, INTS, inner, loop
@@ -40,6 +35,12 @@ from airflow_provider_pgrepl.replication.values import (
     typed_column,
     typed_columns,
 )
+
+from .changes import Bools, Ints, array_of, replaced, take
+from .collapse import FollowedRows, follow
+from .kernels import DELETE, NONE
+from .keyed import MergeOnRead, RowKindEffects
+from .slice_commit import MISSING, SliceCommit
 
 # The effect on the lake's row with a key. _UPDATE: it must exist and is updated. _PUT: it is updated if it
 # exists, else a row is added. _DELETE: it must exist and is deleted. _CLEAR: it is deleted if it exists.

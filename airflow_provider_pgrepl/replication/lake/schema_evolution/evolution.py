@@ -33,16 +33,13 @@ from airflow_provider_pgrepl.replication.lake.history.table import aligned, hist
 from airflow_provider_pgrepl.replication.lake.merge.large_transactions import LargeChanges
 from airflow_provider_pgrepl.replication.lake.merge.merge import Applied, apply_changes
 from airflow_provider_pgrepl.replication.lake.merge.slice_commit import SliceCommit
-from airflow_provider_pgrepl.replication.lake.schema_evolution.timeline import (
-    RelationSpan,
-    RelationTimeline,
-    read_relations,
-)
-from airflow_provider_pgrepl.replication.lake.schema_evolution.translation import evolved
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.settings.tables import TableOptions
 from airflow_provider_pgrepl.replication.values import lake_schema, typed_columns
+
+from .timeline import RelationSpan, RelationTimeline, read_relations
+from .translation import evolved
 
 _KIND = "evolution"
 

@@ -29,11 +29,12 @@ from airflow_provider_pgrepl.replication.drift import DriftKind
 from airflow_provider_pgrepl.replication.drift.judge import judge
 from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version
 from airflow_provider_pgrepl.replication.lake.delta.table import BEFORE_APP, RELATION_APP
-from airflow_provider_pgrepl.replication.lake.schema_evolution.translation import is_same_layout, translated
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.settings.tables import TableOptions
 from airflow_provider_pgrepl.replication.values import history_problems, lake_schema
+
+from .translation import is_same_layout, translated
 
 FindRecord = Callable[[int], RelationRecord | None]
 """Returns the relation with a relation version, or None."""

@@ -23,7 +23,6 @@ from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import (
     data_files,
     delete_uncommitted,
 )
-from airflow_provider_pgrepl.replication.lake.snapshot.csv import CsvTypeError, read_csv
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
@@ -39,6 +38,8 @@ from airflow_provider_pgrepl.replication.spark.failures import (
     what_executors_lack,
 )
 from airflow_provider_pgrepl.trace import log_unexpected, trace_of
+
+from .csv import CsvTypeError, read_csv
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -47,8 +47,6 @@ from airflow_provider_pgrepl.replication.lake.history.table import (
     is_history,
     prepare_history,
 )
-from airflow_provider_pgrepl.replication.lake.snapshot.range_copy import CopyJob, RangeCopies
-from airflow_provider_pgrepl.replication.lake.snapshot.table_queue import AT_ONCE, CopyResult, copy_tables
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
@@ -67,6 +65,9 @@ from airflow_provider_pgrepl.replication.state.reports import CopyProgress, Copy
 from airflow_provider_pgrepl.replication.state.tables import TableState
 from airflow_provider_pgrepl.replication.values import copied_part, lake_schema
 from airflow_provider_pgrepl.trace import log_unexpected
+
+from .range_copy import CopyJob, RangeCopies
+from .table_queue import AT_ONCE, CopyResult, copy_tables
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -39,16 +39,6 @@ from airflow_provider_pgrepl.replication.lake.history.table import (
     history_uri,
 )
 from airflow_provider_pgrepl.replication.lake.sql import sql_reader
-from airflow_provider_pgrepl.replication.lake.time_travel import spark_overlay
-from airflow_provider_pgrepl.replication.lake.time_travel.moment import PointInTime, TableVersion, find_moment
-from airflow_provider_pgrepl.replication.lake.time_travel.plan import (
-    Planner,
-    TablePlan,
-    ended_since,
-    evolved_closed,
-)
-from airflow_provider_pgrepl.replication.lake.time_travel.spark_overlay import quoted
-from airflow_provider_pgrepl.replication.lake.time_travel.verification import UnverifiedWarning
 from airflow_provider_pgrepl.replication.postgres import oids
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import ColumnName, TableName, show_identifier
@@ -58,6 +48,12 @@ from airflow_provider_pgrepl.replication.settings.tables import PARTITION
 from airflow_provider_pgrepl.replication.spark.session import check_delta
 from airflow_provider_pgrepl.replication.storage.errors import raise_if_store_unavailable
 from airflow_provider_pgrepl.replication.values import COMMIT_LSN, COMMIT_TS, DELETED
+
+from . import spark_overlay
+from .moment import PointInTime, TableVersion, find_moment
+from .plan import Planner, TablePlan, ended_since, evolved_closed
+from .spark_overlay import quoted
+from .verification import UnverifiedWarning
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -386,7 +382,7 @@ class SparkAsOf(_AsOf):
         return self._history(plan).frame(self.spark, self._frame(plan), plan)
 
     def _frame(self, plan: TablePlan) -> DataFrame:
-        from airflow_provider_pgrepl.replication.lake.time_travel.spark_overlay import frame_of
+        from .spark_overlay import frame_of
 
         return frame_of(plan, self.spark)
 

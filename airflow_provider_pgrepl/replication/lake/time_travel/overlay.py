@@ -44,7 +44,7 @@ from airflow_provider_pgrepl.replication.values import (
 )
 
 if TYPE_CHECKING:
-    from airflow_provider_pgrepl.replication.lake.time_travel.plan import TablePlan
+    from .plan import TablePlan
 
 _STAMPS = {COMMIT_LSN: "commit_lsn", COMMIT_TS: "commit_ts"}
 

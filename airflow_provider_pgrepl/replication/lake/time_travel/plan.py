@@ -36,13 +36,6 @@ from airflow_provider_pgrepl.replication.lake.schema_evolution.timeline import (
     relation_timeline,
 )
 from airflow_provider_pgrepl.replication.lake.schema_evolution.translation import evolved
-from airflow_provider_pgrepl.replication.lake.time_travel.moment import (
-    ChangelogFinder,
-    PointInTime,
-    TableVersion,
-)
-from airflow_provider_pgrepl.replication.lake.time_travel.overlay import Overlay
-from airflow_provider_pgrepl.replication.lake.time_travel.verification import Unverified, find_unverified
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName, show_identifier
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
@@ -54,6 +47,10 @@ from airflow_provider_pgrepl.replication.values import (
     stored_columns,
     typed_columns,
 )
+
+from .moment import ChangelogFinder, PointInTime, TableVersion
+from .overlay import Overlay
+from .verification import Unverified, find_unverified
 
 _START = datetime(1970, 1, 1, tzinfo=UTC)
 

@@ -16,24 +16,13 @@ from airflow_provider_pgrepl.errors import LakeTableError, PgReplError
 from airflow_provider_pgrepl.replication.lake.files.row_equality import match_rows
 from airflow_provider_pgrepl.replication.lake.history.table import aligned
 from airflow_provider_pgrepl.replication.lake.merge.keyless import NetRows
-from airflow_provider_pgrepl.replication.lake.time_travel.overlay import (
-    ALIVE,
-    KIND,
-    MARK,
-    MISSING,
-    MUST,
-    ROW,
-    Overlay,
-    kept,
-    origin,
-    replaced,
-    value,
-)
-from airflow_provider_pgrepl.replication.lake.time_travel.plan import TablePlan, ended_since, evolved_closed
 from airflow_provider_pgrepl.replication.postgres.lsn import Epoch
 from airflow_provider_pgrepl.replication.settings.store_variables import reaching_store
 from airflow_provider_pgrepl.replication.values import COMMIT_LSN, COMMIT_TS, DELETED
 from airflow_provider_pgrepl.trace import log_unexpected, traced
+
+from .overlay import ALIVE, KIND, MARK, MISSING, MUST, ROW, Overlay, kept, origin, replaced, value
+from .plan import TablePlan, ended_since, evolved_closed
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -22,12 +22,13 @@ from airflow_provider_pgrepl.replication.drift.judge import judge
 from airflow_provider_pgrepl.replication.lake.delta.live_files import COMMIT_METADATA
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import SNAPSHOT_KINDS
 from airflow_provider_pgrepl.replication.lake.delta.table import open_table
-from airflow_provider_pgrepl.replication.lake.time_travel.moment import ChangelogFinder
 from airflow_provider_pgrepl.replication.pgoutput.messages import WireColumn
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+
+from .moment import ChangelogFinder
 
 
 class UnverifiedWarning(UserWarning):

@@ -16,9 +16,10 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_provider_pgrepl.errors import LakeTableError
-from airflow_provider_pgrepl.replication.lake.verify import kernels
-from airflow_provider_pgrepl.replication.lake.verify.row_hashes import Hashes, RowHashes, hashes_of
 from airflow_provider_pgrepl.replication.runtime.quantities import show_bytes
+
+from . import kernels
+from .row_hashes import Hashes, RowHashes, hashes_of
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 ROWS_OF_BUCKET = 64

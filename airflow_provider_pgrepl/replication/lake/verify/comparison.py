@@ -35,20 +35,6 @@ from airflow_provider_pgrepl.replication.lake.time_travel.overlay import (
     replaced,
 )
 from airflow_provider_pgrepl.replication.lake.time_travel.plan import TablePlan
-from airflow_provider_pgrepl.replication.lake.verify.buckets import (
-    K1,
-    Buckets,
-    BucketSums,
-    Collection,
-    Job,
-    RowShape,
-)
-from airflow_provider_pgrepl.replication.lake.verify.row_differences import (
-    RowDifferences,
-    find_differences,
-    unmatched_rows,
-    without,
-)
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.settings.tables import TableOptions
 from airflow_provider_pgrepl.replication.source.copy.copy_stream import CopyRange, Sample, open_copy
@@ -56,6 +42,9 @@ from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import Tabl
 from airflow_provider_pgrepl.replication.spark.executors import on_executor, result_of
 from airflow_provider_pgrepl.replication.spark.failures import spark_errors
 from airflow_provider_pgrepl.replication.values import DELETED, typed_columns
+
+from .buckets import K1, Buckets, BucketSums, Collection, Job, RowShape
+from .row_differences import RowDifferences, find_differences, unmatched_rows, without
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

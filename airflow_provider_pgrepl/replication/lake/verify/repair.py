@@ -18,7 +18,6 @@ from airflow_provider_pgrepl.replication.lake.delta.table import RELATION_APP
 from airflow_provider_pgrepl.replication.lake.files.row_search import FileRows, RowLocations
 from airflow_provider_pgrepl.replication.lake.merge.slice_commit import SliceCommit
 from airflow_provider_pgrepl.replication.lake.schema_evolution.timeline import read_relations
-from airflow_provider_pgrepl.replication.lake.verify.buckets import R1, R2, RowPicking, RowShape
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.settings.tables import PARTITION, TableOptions
@@ -30,8 +29,10 @@ from airflow_provider_pgrepl.replication.values import (
     typed_columns,
 )
 
+from .buckets import R1, R2, RowPicking, RowShape
+
 if TYPE_CHECKING:
-    from airflow_provider_pgrepl.replication.lake.verify.comparison import LakeSide, SourceSide
+    from .comparison import LakeSide, SourceSide
 
 KIND = "repair"
 """The kind of the commit in this package's commit metadata."""

@@ -40,24 +40,12 @@ from airflow_provider_pgrepl.replication.lake.snapshot.snapshot_copy import (
 )
 from airflow_provider_pgrepl.replication.lake.time_travel.moment import TableVersion
 from airflow_provider_pgrepl.replication.lake.time_travel.plan import TablePlan
-from airflow_provider_pgrepl.replication.lake.verify.comparison import (
-    LakeSide,
-    Listed,
-    SourceSide,
-    TableComparer,
-    TableComparison,
-    shape_of,
-)
-from airflow_provider_pgrepl.replication.lake.verify.repair import (
-    PickedRows,
-    TableRepair,
-    check_supported,
-    pick,
-    refusal_of,
-)
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.values import lake_schema
+
+from .comparison import LakeSide, Listed, SourceSide, TableComparer, TableComparison, shape_of
+from .repair import PickedRows, TableRepair, check_supported, pick, refusal_of
 
 log = logging.getLogger(__name__)
 

@@ -10,17 +10,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_pgrepl.replication.lake.verify.buckets import (
-    K1,
-    K2,
-    R1,
-    R2,
-    RowShape,
-    column_hash,
-    key_value,
-)
 from airflow_provider_pgrepl.replication.postgres.relation import PgType
 from airflow_provider_pgrepl.replication.values.text_output import texts_of
+
+from .buckets import K1, K2, R1, R2, RowShape, column_hash, key_value
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 MOST_SHOWN = 100

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_provider_pgrepl.replication.lake.verify import kernels
+from . import kernels
 
 Hashes = np.ndarray[Any, np.dtype[np.uint64]]
 _BITS = {pa.float32(): np.uint32, pa.float64(): np.uint64}

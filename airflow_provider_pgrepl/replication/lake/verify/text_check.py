@@ -17,20 +17,6 @@ import pyarrow as pa
 from pyarrow import csv
 
 from airflow_provider_pgrepl.errors import SourceError, TableError
-from airflow_provider_pgrepl.replication.lake.verify import text_kernels
-from airflow_provider_pgrepl.replication.lake.verify.buckets import (
-    K1,
-    K2,
-    R1,
-    R2,
-    BucketSums,
-    Collection,
-    RowShape,
-    column_hash,
-    key_value,
-)
-from airflow_provider_pgrepl.replication.lake.verify.comparison import NotCompared, SourceReading
-from airflow_provider_pgrepl.replication.lake.verify.row_hashes import Hashes, RowHashes
 from airflow_provider_pgrepl.replication.postgres.relation import Column, Relation
 from airflow_provider_pgrepl.replication.settings.tables import TableOptions
 from airflow_provider_pgrepl.replication.source.connection import Connection
@@ -44,6 +30,11 @@ from airflow_provider_pgrepl.replication.source.copy.text_hashes import (
 )
 from airflow_provider_pgrepl.replication.values import copied_part, typed_columns
 from airflow_provider_pgrepl.replication.values.text_output import texts_of, unwritable
+
+from . import text_kernels
+from .buckets import K1, K2, R1, R2, BucketSums, Collection, RowShape, column_hash, key_value
+from .comparison import NotCompared, SourceReading
+from .row_hashes import Hashes, RowHashes
 
 _PROBE = "the text that is hashed to compare both implementations"
 _BITS = 64

@@ -21,10 +21,11 @@ import psycopg2
 from airflow_provider_pgrepl.errors import BusyError, SourceError, one_line
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Partition, Relation
-from airflow_provider_pgrepl.replication.source.catalog.owner_code import OwnerCode, shut_owners_out
 from airflow_provider_pgrepl.replication.source.connection import Connection, limit_idleness, rows
 from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 from airflow_provider_pgrepl.replication.source.short_waits import with_short_waits
+
+from .owner_code import OwnerCode, shut_owners_out
 
 # Plain reads, like those of relations.py: they see the transaction's snapshot. A table's pg_attribute row for
 # a system column is never updated, unlike its pg_class and pg_type rows: its xmin created the table.

@@ -18,14 +18,10 @@ from typing import Any
 from airflow_provider_pgrepl.errors import PublicationError, one_line
 from airflow_provider_pgrepl.replication.postgres.names import TableName, quote_identifier, show_identifier
 from airflow_provider_pgrepl.replication.postgres.relation import STATE_SCHEMA, Relation
-from airflow_provider_pgrepl.replication.source.catalog.relations import (
-    COLUMN_LISTS_SINCE,
-    GENERATED_COLUMNS_SINCE,
-    Membership,
-    memberships,
-)
 from airflow_provider_pgrepl.replication.source.connection import Connection, row, rows
 from airflow_provider_pgrepl.replication.source.server_errors import source_errors
+
+from .relations import COLUMN_LISTS_SINCE, GENERATED_COLUMNS_SINCE, Membership, memberships
 
 _TABLES = """
 SELECT c.oid::bigint, n.nspname::text, c.relname::text, c.relreplident::text,

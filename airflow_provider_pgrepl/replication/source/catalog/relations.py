@@ -20,15 +20,11 @@ import psycopg2
 
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Column, Relation
-from airflow_provider_pgrepl.replication.source.catalog.partitions import (
-    Leaf,
-    leaves_of,
-    read_leaves,
-    with_had_rows,
-)
-from airflow_provider_pgrepl.replication.source.catalog.types import TypePartBudget, Types
 from airflow_provider_pgrepl.replication.source.connection import Connection, one_moment, rows
 from airflow_provider_pgrepl.replication.source.server_errors import describe, source_errors
+
+from .partitions import Leaf, leaves_of, read_leaves, with_had_rows
+from .types import TypePartBudget, Types
 
 # The array has one element, and is read as an array of texts. array_to_string rejoins a value that was split
 # because its type, such as box, has another delimiter and does not quote commas.

@@ -24,9 +24,10 @@ import psycopg2
 import psycopg2.errors
 
 from airflow_provider_pgrepl.replication.postgres.names import ColumnName, TableName, show_quoted
-from airflow_provider_pgrepl.replication.source.catalog.owner_code import with_fixed_places
 from airflow_provider_pgrepl.replication.source.connection import Connection, one_moment, row, rows
 from airflow_provider_pgrepl.replication.source.server_errors import source_errors
+
+from .owner_code import with_fixed_places
 
 _GETS_DATA_BY_OID = 180_000
 _AT_ONCE = 100

@@ -35,8 +35,6 @@ from airflow_provider_pgrepl.replication.source.connection import (
     row,
     rows,
 )
-from airflow_provider_pgrepl.replication.source.copy.imported_snapshot import CONFLICT_HINT, WAITER_HINT
-from airflow_provider_pgrepl.replication.source.copy.lock_watch import copy_role
 from airflow_provider_pgrepl.replication.source.server_errors import (
     ROLLED_BACK,
     describe,
@@ -44,6 +42,9 @@ from airflow_provider_pgrepl.replication.source.server_errors import (
     translate,
 )
 from airflow_provider_pgrepl.trace import log_unexpected, traced
+
+from .imported_snapshot import CONFLICT_HINT, WAITER_HINT
+from .lock_watch import copy_role
 
 _SIZES = """
 SELECT c.oid::bigint, pg_catalog.pg_relation_size(c.oid), pg_catalog.pg_table_size(c.oid),

@@ -23,13 +23,10 @@ from airflow_provider_pgrepl.replication.source.connection import (
     row,
     rows,
 )
-from airflow_provider_pgrepl.replication.source.copy.imported_snapshot import (
-    WAITER_HINT,
-    SnapshotExporter,
-    lost,
-)
 from airflow_provider_pgrepl.replication.source.server_errors import describe, source_errors
 from airflow_provider_pgrepl.trace import log_unexpected
+
+from .imported_snapshot import WAITER_HINT, SnapshotExporter, lost
 
 # pg_stat_activity is cached for the transaction unless it is cleared. Values hidden from the role are NULL.
 _REFRESH = "SELECT pg_catalog.pg_stat_clear_snapshot();"

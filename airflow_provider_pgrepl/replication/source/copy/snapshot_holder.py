@@ -17,13 +17,12 @@ from airflow_provider_pgrepl.replication.source.catalog.owner_code import (
     unsafe_to_select,
 )
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect, row
-from airflow_provider_pgrepl.replication.source.copy.copy_stream import (
-    CopyRange,
-    Sample,
-    open_copy,
-    plan_ranges,
-)
-from airflow_provider_pgrepl.replication.source.copy.imported_snapshot import (
+from airflow_provider_pgrepl.replication.source.server_errors import source_errors
+from airflow_provider_pgrepl.replication.source.short_waits import with_short_waits
+from airflow_provider_pgrepl.replication.source.slot_creation import ExportedSnapshot
+
+from .copy_stream import CopyRange, Sample, open_copy, plan_ranges
+from .imported_snapshot import (
     PublishedTables,
     SnapshotExporter,
     check_as_selected,
@@ -35,10 +34,7 @@ from airflow_provider_pgrepl.replication.source.copy.imported_snapshot import (
     open_gate,
     read_definitions,
 )
-from airflow_provider_pgrepl.replication.source.copy.lock_watch import LockWatch
-from airflow_provider_pgrepl.replication.source.server_errors import source_errors
-from airflow_provider_pgrepl.replication.source.short_waits import with_short_waits
-from airflow_provider_pgrepl.replication.source.slot_creation import ExportedSnapshot
+from .lock_watch import LockWatch
 
 log = logging.getLogger(__name__)
 

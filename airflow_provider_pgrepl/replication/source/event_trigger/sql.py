@@ -17,11 +17,8 @@ from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.catalog import types
 from airflow_provider_pgrepl.replication.source.catalog.relations import COLUMN_LISTS_SINCE
 from airflow_provider_pgrepl.replication.source.connection import PINNED_SETTINGS
-from airflow_provider_pgrepl.replication.source.event_trigger.message import (
-    SEALED_SQL,
-    carried_format,
-    carried_queries,
-)
+
+from .message import SEALED_SQL, carried_format, carried_queries
 
 ENDED_TAGS = (
     "CREATE TABLE",

@@ -20,7 +20,10 @@ from airflow_provider_pgrepl.errors import (
 )
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import Connection, row, rows
-from airflow_provider_pgrepl.replication.source.event_trigger.sql import (
+from airflow_provider_pgrepl.replication.source.server_errors import source_errors
+from airflow_provider_pgrepl.replication.source.short_waits import execute_within, with_short_waits
+
+from .sql import (
     AWAIT_DDL,
     IDENTITY,
     SCHEMA,
@@ -35,8 +38,6 @@ from airflow_provider_pgrepl.replication.source.event_trigger.sql import (
     key_table,
     trigger_names,
 )
-from airflow_provider_pgrepl.replication.source.server_errors import source_errors
-from airflow_provider_pgrepl.replication.source.short_waits import execute_within, with_short_waits
 
 _FUNCTION = """
 SELECT p.prosrc, p.proconfig, p.oid::bigint FROM pg_catalog.pg_proc p

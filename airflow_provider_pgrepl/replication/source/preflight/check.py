@@ -31,13 +31,6 @@ from airflow_provider_pgrepl.replication.source.connection import (
     rows,
 )
 from airflow_provider_pgrepl.replication.source.failover import failover_problems, failover_warnings
-from airflow_provider_pgrepl.replication.source.preflight.selection import RequestedTables, resolve_tables
-from airflow_provider_pgrepl.replication.source.preflight.tables import (
-    code_problems,
-    lock_problems,
-    publication_problems,
-    right_problems,
-)
 from airflow_provider_pgrepl.replication.source.server import (
     Server,
     read_server,
@@ -46,6 +39,9 @@ from airflow_provider_pgrepl.replication.source.server import (
 )
 from airflow_provider_pgrepl.replication.source.server_errors import describe, source_errors
 from airflow_provider_pgrepl.replication.source.slot import PLUGIN, read_slot, why_invalidated
+
+from .selection import RequestedTables, resolve_tables
+from .tables import code_problems, lock_problems, publication_problems, right_problems
 
 OLDEST_VERSION = 140000
 _DECODING_ON_STANDBY_SINCE = 160000

@@ -24,13 +24,9 @@ from airflow_provider_pgrepl.replication.settings.tables import COLUMN_FIELDS
 from airflow_provider_pgrepl.replication.source.catalog.refused_changes import RefusedChanges
 from airflow_provider_pgrepl.replication.source.catalog.relations import read_relations
 from airflow_provider_pgrepl.replication.source.connection import Connection, rows
-from airflow_provider_pgrepl.replication.source.preflight.tables import (
-    is_system,
-    refused_tables,
-    shape_problems,
-    why_no_table,
-)
 from airflow_provider_pgrepl.replication.source.server_errors import source_errors
+
+from .tables import is_system, refused_tables, shape_problems, why_no_table
 
 _PARENTS = """
 WITH RECURSIVE above (child, oid) AS (

@@ -19,7 +19,8 @@ from airflow_provider_pgrepl.replication.settings.stores import (
     AWS_TOKEN,
     StoreLocation,
 )
-from airflow_provider_pgrepl.replication.storage.stores.base import StoreAccess, retried, said
+
+from .base import StoreAccess, retried, said
 
 _DEFAULT_REGION = "us-east-1"
 _ATTEMPTS = 13

@@ -20,7 +20,8 @@ from airflow_provider_pgrepl.replication.settings.stores import (
     AZURE_TOKEN_FILE,
     StoreLocation,
 )
-from airflow_provider_pgrepl.replication.storage.stores.base import FEW, StoreAccess, retried, said
+
+from .base import FEW, StoreAccess, retried, said
 
 _HADOOP = "spark.hadoop.fs.azure"
 _METADATA_HOST = "169.254.169.254"

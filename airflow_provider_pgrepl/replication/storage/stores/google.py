@@ -20,7 +20,8 @@ from airflow_provider_pgrepl.replication.settings.stores import (
     GOOGLE_KEY_FILES,
     StoreLocation,
 )
-from airflow_provider_pgrepl.replication.storage.stores.base import RETRY_TIMEOUT, StoreAccess, said
+
+from .base import RETRY_TIMEOUT, StoreAccess, said
 
 _CREDENTIALS = "GOOGLE_APPLICATION_CREDENTIALS"
 _HADOOP = "spark.hadoop.fs.gs.auth"
