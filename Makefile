@@ -123,8 +123,8 @@ PYTEST = if sh setup/servers.sh; then export PGREPL_REQUIRE_DEBIAN=1; fi; \
 	exec $(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder --max-worker-restart 0 $(if $(TIMES),--times) $(PYTEST_ARGS)
 
 .PHONY: test
-# Its tests wait for servers more than they compute.
-mechanisms test-fast: WORKERS = 5
+# Their tests wait for servers more than they compute.
+mechanisms test-fast test-rest: WORKERS = 5
 test: venv java ## The checks, and a test of each mechanism: about 11 minutes on two cores
 	@$(MAKE) -j 4 -k checked mechanisms
 

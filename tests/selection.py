@@ -28,10 +28,11 @@ FETCHED_BY_TEST_ALL = frozenset({"gateway", "other_store", "kafka", "kafka_broke
 NOT_FAST = frozenset({"spark", "broker", "jetstream", "debian", "airflow_db"})
 """Fixtures that take seconds to start."""
 STARTS_SPARK = ("spark", "end_to_end", "fault")
-"""Rings whose tests mostly wait, those that take longest on one worker first."""
+"""Rings whose tests mostly wait."""
+_SECONDS = {"end_to_end": 120, "fault": 60, "spark": 12}
+"""Seconds that a test of a ring takes in the mean."""
 SHORT = ("property", "unit")
 """Rings of whose tests a whole file takes seconds; a file of the first takes longer."""
-_ORDER = {name: place for rings in (STARTS_SPARK, ("", *SHORT)) for place, name in enumerate(rings)}
 NEVER_FAST = (*STARTS_SPARK, "airflow")
 SPARK_SESSIONS = 2
 """Workers that start a Spark session of their own: a JVM needs 40 s of CPU time until it is warm."""
@@ -174,6 +175,9 @@ def _group(item: pytest.Item) -> str:
     """Return the name of what one worker runs: a test, or tests that share something dear."""
     assert isinstance(item, pytest.Function)
     if "spark" in _fixtures(item):
+        if ring(item) == "fault" and item.config.getoption("tier") == "rest":
+            # They take longer than all others that need a session: in its group they would end alone.
+            return "spark-faults"
         return f"spark-{zlib.crc32(item.path.name.encode()) % SPARK_SESSIONS}"
     if "broker" in _fixtures(item) and ring(item) in ("integration", "airflow"):
         return "rabbitmq"
@@ -190,11 +194,19 @@ def _group(item: pytest.Item) -> str:
 
 
 def _largest_first(items: list[pytest.Item]) -> list[list[pytest.Item]]:
-    """Return the groups in the order of their rings, and by size within each of these.
+    """Return the groups, those of short rings last, and those that take longest before others.
 
     A long one that began late would run on one worker when all others have ended.
     """
-    return sorted(_by_group(items), key=lambda group: (_ORDER.get(ring(group[0]), 0), -len(group)))
+    return sorted(_by_group(items), key=lambda group: (_place(group[0]), -sum(map(_seconds, group))))
+
+
+def _place(item: pytest.Item) -> int:
+    return ("", *SHORT).index(ring(item) if ring(item) in SHORT else "")
+
+
+def _seconds(item: pytest.Item) -> int:
+    return _SECONDS.get(ring(item), 1)
 
 
 def _by_group(items: list[pytest.Item]) -> list[list[pytest.Item]]:
