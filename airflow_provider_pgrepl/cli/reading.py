@@ -67,7 +67,7 @@ def _sql(pipeline: Pipeline, arguments: Arguments) -> int:
 def _sequences(pipeline: Pipeline, arguments: Arguments) -> int:
     from airflow_provider_pgrepl.replication.app import sequences
 
-    found = sequences.read_sequences(pipeline)
+    found = sequences.read_recorded_sequences(pipeline)
     if arguments.sql:
         sys.stderr.writelines(f"{escaped(problem)}\n" for problem in found.problems)
         return say(sequences.to_sql(found))

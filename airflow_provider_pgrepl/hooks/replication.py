@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import psycopg2
 import psycopg2.extensions
 from airflow.providers.common.sql.hooks.sql import DbApiHook
 from airflow.sdk.exceptions import AirflowNotFoundException

@@ -1,7 +1,10 @@
-"""The translation of this package's errors and exit codes into Airflow's exceptions."""
+"""The translation of this package's errors and exit codes into Airflow's exceptions, and the name of a task's
+try in messages and records.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -58,3 +61,11 @@ def failure_of(exit_code: int, why: str) -> AirflowException:
     if exit_code == EXIT_NEVER:
         return AirflowFailException(f"the app says that a retry will not help (exit code 78){said}")
     return AirflowException(f"the app ended with exit code {exit_code}{said}")
+
+
+def task_of(context: Any) -> str:
+    """Return a readable name of the task's try, or of this process if there is no task."""
+    task = context.get("ti")
+    if task is None:
+        return f"process {os.getpid()}"
+    return f"task {task.task_id} of {task.dag_id}, run {task.run_id}, try {task.try_number}"

@@ -72,8 +72,7 @@ from airflow_provider_pgrepl.spark_driver.follow import (
 from airflow_provider_pgrepl.spark_driver.process import AppState, LocalApp
 from airflow_provider_pgrepl.spark_driver.supervisor import UNFOLLOWED_S
 
-from .failures import FORSAKEN, raise_unless_well, translated
-from .task_name import task_of
+from .failures import FORSAKEN, raise_unless_well, task_of, translated
 
 LOCAL_CONN_ID = "pgrepl_local_spark"
 _MIN_UNFOLLOWED_S = 60.0

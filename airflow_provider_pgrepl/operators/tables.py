@@ -18,8 +18,7 @@ from airflow_provider_pgrepl.hooks.pipeline import (
 from airflow_provider_pgrepl.hooks.replication import access_with_lake
 from airflow_provider_pgrepl.replication.app.access import Access
 
-from .failures import translated
-from .task_name import task_of
+from .failures import task_of, translated
 
 if TYPE_CHECKING:
     from airflow_provider_pgrepl.replication.app.operations.tables import RetryResult

@@ -15,8 +15,7 @@ from airflow_provider_pgrepl.hooks.pipeline import (
 )
 from airflow_provider_pgrepl.hooks.replication import access_with_lake
 
-from .failures import translated
-from .task_name import task_of
+from .failures import task_of, translated
 
 
 class PgTeardownOperator(BaseOperator):

@@ -1,4 +1,4 @@
-"""hooks/lake.py: a connection to the lake's store, as what a process is given to reach the lake's store."""
+"""hooks/connections.py: a connection to the lake's store, as what a process is given to reach it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""lake/time_travel/as_of.py and lake/time_travel/as_of.py through Spark."""
+"""lake/time_travel/as_of.py through Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""publishing/business_events.py: outbox rows, logical messages and transforms become events of their own."""
+"""events/business.py: outbox rows, logical messages and transforms become events of their own."""
 
 from __future__ import annotations
 

@@ -10,8 +10,7 @@ import pytest
 
 from airflow_provider_pgrepl.errors import FencedError
 from airflow_provider_pgrepl.replication.lake.apply.table_merge import bring_forward
-from airflow_provider_pgrepl.replication.lake.apply.table_records import read_table_position
-from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, read_table_position
 from airflow_provider_pgrepl.replication.lake.delta import live_files as followed
 from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot

@@ -1,4 +1,4 @@
-"""foreign_receiver.py: a receiver that runs commits while another program holds the lock of replication."""
+"""app/ownership.py: a receiver that runs commits while another program holds the lock of replication."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""events/targets/kafka_broker.py, routes.py: what is refused for good, and what is tried again."""
+"""events/targets/kafka_broker.py: what is refused for good, and what is tried again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""nested_lakes.py: a lake inside another would be dropped with it."""
+"""changelog/own_tables.py: a lake inside another would be dropped with it."""
 
 from __future__ import annotations
 

@@ -22,7 +22,6 @@ CALLED_BY_SPARK = (
     "lake.apply.merge_task",
     "lake.apply.table_schedule",
     "lake.apply.merge_scheduler",
-    "lake.apply.table_records",
     "lake.snapshot.range_copy",
     "lake.snapshot.snapshot_copy",
     "lake.verify.comparison",

@@ -37,7 +37,7 @@ def test_wanted_rows_are_collected_from_all_parts() -> None:
 def test_rows_beyond_the_limit_are_refused_in_a_task_and_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
     picking = _picking(_ROWS)
     halves = [_collected(picking, _ROWS.slice(0, 50)), _collected(picking, _ROWS.slice(50))]
-    monkeypatch.setattr(buckets, "MOST_BYTES", 70_000)
+    monkeypatch.setattr(buckets, "MOST_PICKED_BYTES", 70_000)
     with pytest.raises(LakeTableError, match="the rows that differ have more than"):
         _collected(picking, _ROWS)
     with pytest.raises(LakeTableError, match="have more than"):

@@ -1,4 +1,4 @@
-"""lake/apply/table_records.py: the position up to which a table is whole if it may have been reverted."""
+"""lake/consistent_points.py: the position up to which a table is whole if it may have been reverted."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from airflow_provider_pgrepl.errors import ChangelogError, LakeChangedError, LakeError, LakeTableError
-from airflow_provider_pgrepl.replication.lake.apply.table_records import TablePosition, read_table_position
-from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, ConsistentPoints
+from airflow_provider_pgrepl.replication.lake.consistent_points import (
+    ConsistentPoint,
+    ConsistentPoints,
+    TablePosition,
+    read_table_position,
+)
 from airflow_provider_pgrepl.replication.lake.delta.live_files import (
     check_files,
     commit_fingerprint,

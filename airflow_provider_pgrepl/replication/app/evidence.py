@@ -1,9 +1,9 @@
 """The evidence that source, lake and state belong together: it is gathered, and recorded where it is missing.
+Also the checks of lake tables and commands when a promoted standby continues the changelog.
 
-A promoted standby may continue the changelog. A table that was copied from the former primary after the last
-WAL that the standby received may have rows that the source has lost. The changelog cannot correct them: the
-table's position is past the LSN at which the standby was promoted, so that the first changes of the new
-primary would not be applied to it.
+A table that was copied from the former primary after the last WAL that the standby received may have rows
+that the source has lost. The changelog cannot correct them: the table's position is past the LSN at which the
+standby was promoted, so that the first changes of the new primary would not be applied to it.
 """
 
 from __future__ import annotations
@@ -297,7 +297,7 @@ def lost_copy(table: TableRecord, position: LSN, fork_lsn: LSN) -> LakeTableErro
 
 
 def _position(pipeline: Pipeline, table: TableRecord, record: EpochRecord) -> LSN:
-    recorded = table.position_lsn or LSN(0)
+    recorded = table.position_lsn or _START
     if not pipeline.has_lake_tables:
         return recorded
     try:
@@ -305,7 +305,7 @@ def _position(pipeline: Pipeline, table: TableRecord, record: EpochRecord) -> LS
     except LakeTableError:
         # No table, or one that cannot be opened: its own merge reports that.
         return recorded
-    return max(recorded, read_position(lake_table, app_id(record.pipeline, record.epoch)) or LSN(0))
+    return max(recorded, read_position(lake_table, app_id(record.pipeline, record.epoch)) or _START)
 
 
 def check_followed(evidence: Evidence) -> None:

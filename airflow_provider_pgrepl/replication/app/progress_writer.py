@@ -1,4 +1,5 @@
-"""Threads that write samples and the progress of receiver and applier to the state database.
+"""A thread that writes samples and the progress of receiver and applier to the state database, and one that
+keeps the app's lock.
 
 The thread that supervises must not wait for a state database that does not answer.
 """

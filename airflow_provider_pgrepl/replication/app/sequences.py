@@ -1,9 +1,9 @@
-"""Values of the source's sequences: a thread records them in the lake, and commands print them with the SQL
-that sets them at another server.
+"""Values of the source's sequences: a thread records them in the lake, a status shows them, and a command
+prints them with the SQL that sets them at another server.
 
 The thread reads the values after a consistent point was written, so that they are not before any value that
-the transactions up to the point took. Points do not wait for it, and an error stops only the recording. The
-commands read only the lake: the source may be lost.
+the transactions up to the point took. Points do not wait for it, and an error stops only the recording.
+Status and command read only the lake: the source may be lost.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ from airflow_provider_pgrepl.replication.runtime.quantities import (
     show_table,
 )
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
-from airflow_provider_pgrepl.replication.source.catalog.sequences import SequenceReading, SequenceValue
 from airflow_provider_pgrepl.replication.source.catalog.sequences import (
-    read_sequences as read_source_sequences,
+    SequenceReading,
+    SequenceValue,
+    read_sequences,
 )
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect, current_database, row
 from airflow_provider_pgrepl.replication.source.server import written_lsn
@@ -136,7 +137,7 @@ class RecordedSequences:
         )
 
 
-def read_sequences(pipeline: Pipeline) -> RecordedSequences:
+def read_recorded_sequences(pipeline: Pipeline) -> RecordedSequences:
     """Return the recorded values of a pipeline's sequences.
 
     Raises ConfigError if the pipeline does not record them. Raises LakeError if the lake is missing or is
@@ -409,7 +410,7 @@ class SequenceRecorder:
     def _read(self, source: Connection, *, is_last: bool) -> SequenceReading:
         records = self._state_db.read_tables(self._pipeline.name).items()
         kept = {name: one.relation for name, one in records if one.state is not TableState.REMOVED}
-        return read_source_sequences(
+        return read_sequences(
             source,
             [relation.oid for relation in kept.values() if relation is not None],
             list(kept),

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
-import psycopg2
 import psycopg2.extensions
 import psycopg2.extras
 

@@ -47,7 +47,7 @@ copies."""
 log = logging.getLogger(__name__)
 Accept = Callable[[bytes], str | None]
 """Called with a request for a snapshot; returns the subject to which it will be sent, or None."""
-_CONNECT_S, _PING_S = 20.0, 10
+_CONNECT_S, _PING_S = 20, 10
 _MOST_WAITING, _MOST_BYTES, _LARGEST = 1_000, 1 << 20, 4_096
 """The limits of requests: how many may wait, their total bytes, and the bytes of one."""
 _SAY_EVERY_S = 60.0

@@ -37,9 +37,9 @@ SMALL_JVM = "-XX:+NeverActAsServerClassMachine -Xms64m"
 1/64 of the host's memory at its start, and spends time on optimizing code that runs for seconds. The options
 name no garbage collector: Java does not start if another option names a different one."""
 _QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off"
-_LIMIT_S = 300.0
+_ARCHIVING_S = 300.0
 # A session and a job, as the apps have them. Python workers load nothing of this package for it.
-_PROGRAM = """
+_ARCHIVED_PROGRAM = """
 from pyspark.sql import SparkSession
 spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
 spark.sparkContext.parallelize([1, 2], 2).map(str).collect()
@@ -173,8 +173,8 @@ def small_jvm(environment: Mapping[str, str]) -> dict[str, str]:
 
 def class_archive() -> Path | None:
     """Return the archive for this host's Java and pyspark, or None if `make_class_archive` has made none."""
-    name = _name()
-    found = (folder / name for folder in _folders()) if name else iter(())
+    name = _archive_name()
+    found = (folder / name for folder in _archive_folders()) if name else iter(())
     return next((file for file in found if file.is_file()), None)
 
 
@@ -192,21 +192,21 @@ def make_class_archive() -> Path | None:
     Raises ToolError if Java or Spark is missing.
     """
     java()
-    submit, name = spark_submit(), _name()
+    submit, name = spark_submit(), _archive_name()
     if (made := class_archive()) is not None:
         return made
-    folder = next(filter(compiled_loops.is_writable, _folders()), None)
+    folder = next(filter(compiled_loops.is_writable, _archive_folders()), None)
     if name is None or folder is None:
         return None
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         program, archive = Path(scratch) / "program.py", Path(scratch) / "spark.jsa"
-        program.write_text(_PROGRAM)
+        program.write_text(_ARCHIVED_PROGRAM)
         options = f"-XX:ArchiveClassesAtExit={archive} {_QUIET}"
         ended = subprocess.run(
             [submit, "--master", "local[2]", str(program)],
             env={**os.environ, "SPARK_SUBMIT_OPTS": options, "PYSPARK_PYTHON": sys.executable},
             capture_output=True,
-            timeout=_LIMIT_S,
+            timeout=_ARCHIVING_S,
             check=False,
         )
         if ended.returncode or not archive.is_file():
@@ -217,7 +217,7 @@ def make_class_archive() -> Path | None:
         return archive.replace(folder / name)
 
 
-def _name() -> str | None:
+def _archive_name() -> str | None:
     try:
         found = Path(java()).resolve()
         release = found.parents[1] / "release"
@@ -228,7 +228,7 @@ def _name() -> str | None:
     return f"spark-{key}.jsa"
 
 
-def _folders() -> Iterator[Path]:
+def _archive_folders() -> Iterator[Path]:
     """Yield the folders in which an archive may be: next to this package, and in the user's cache.
 
     JVMs run code from the archive, so a folder that other users may write is left out.

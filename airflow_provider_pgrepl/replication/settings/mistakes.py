@@ -284,7 +284,7 @@ def between(*, above: float | None = None, least: float | None = None, most: flo
     """Return the rule of a number's limits. NaN and infinities are always invalid."""
     limits = {"exclusiveMinimum": above, "minimum": least, "maximum": most}
 
-    def check(value: float) -> None:
+    def refuse_value(value: float) -> None:
         if most is not None and value > most:
             raise ValueError(f"must not be more than {most}")
         if isinstance(value, float) and not math.isfinite(value):
@@ -294,34 +294,34 @@ def between(*, above: float | None = None, least: float | None = None, most: flo
         if least is not None and value < least:
             raise ValueError(f"{value} must not be negative")
 
-    return Rule(check, keywords={name: limit for name, limit in limits.items() if limit is not None})
+    return Rule(refuse_value, keywords={name: limit for name, limit in limits.items() if limit is not None})
 
 
 def matching(pattern: str, problem: str, hint: str = "") -> Rule:
     """Return the rule of a text that a regular expression matches as a whole."""
     expression = re.compile(pattern)
 
-    def check(text: str) -> None:
+    def refuse_value(text: str) -> None:
         if not expression.fullmatch(text):
             raise ValueError(f"{text!r} {problem}")
 
-    return Rule(check, hint, {"pattern": f"^(?:{pattern})$"})
+    return Rule(refuse_value, hint, {"pattern": f"^(?:{pattern})$"})
 
 
 def filled(hint: str, problem: str = "is empty") -> Rule:
     """Return the rule that a text, a list or an object is not empty."""
 
-    def check(value: Any) -> None:
+    def refuse_value(value: Any) -> None:
         if not value:
             raise ValueError(problem)
 
-    return Rule(check, hint)
+    return Rule(refuse_value, hint)
 
 
 def distinct(parse: Callable[[str], Hashable]) -> Rule:
     """Return the rule that no two keys of an object are spellings of one name."""
 
-    def check(given: Mapping[str, Any]) -> None:
+    def refuse_value(given: Mapping[str, Any]) -> None:
         first: dict[Hashable, str] = {}
         for name in given:
             try:
@@ -331,7 +331,7 @@ def distinct(parse: Callable[[str], Hashable]) -> Rule:
             if (other := first.setdefault(parsed, name)) != name:
                 raise ConfigError(f"{other} and {name} are the same", "take one out")
 
-    return Rule(check)
+    return Rule(refuse_value)
 
 
 def _check_table(text: str) -> None:

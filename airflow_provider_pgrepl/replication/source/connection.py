@@ -29,7 +29,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import psycopg2
 import psycopg2.extensions
 import psycopg2.extras
 

@@ -24,7 +24,6 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, NoReturn
 
-import psycopg2
 import psycopg2.errors
 
 from airflow_provider_pgrepl.errors import (

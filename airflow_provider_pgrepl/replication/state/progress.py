@@ -69,8 +69,8 @@ class Progress:
 class Lag:
     """The lag of each step behind the source's WAL.
 
-    `applied_seconds` is the age of the last applied transaction while there is WAL that is not applied,
-    otherwise
+    `applied_seconds` is the age of the last applied transaction while there is WAL that is not applied, and 0
+    without such WAL: an idle source has no lag. It is None if there is such WAL and nothing was applied yet.
     """
 
     receive_bytes: int

@@ -3,7 +3,6 @@ version."""
 
 from __future__ import annotations
 
-import psycopg2
 import psycopg2.errors
 
 from airflow_provider_pgrepl.errors import PrivilegeError, SourceConnectionError, StateError, one_line

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
-import psycopg2
 import psycopg2.extensions
 
 from airflow_provider_pgrepl.errors import (

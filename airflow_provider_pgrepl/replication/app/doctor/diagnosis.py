@@ -13,8 +13,7 @@ from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from airflow_provider_pgrepl import errors
-from airflow_provider_pgrepl.errors import PgReplError, ToolError, one_line
+from airflow_provider_pgrepl.errors import SNAPSHOT, PgReplError, ToolError, document, one_line
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.status.health import HealthLimits, Severity, find_health_problems
 from airflow_provider_pgrepl.replication.app.status.status import read_status
@@ -265,7 +264,7 @@ def _settings(connection: Connection) -> Iterator[Finding]:
             "settings",
             "max_slot_wal_keep_size is -1: the slot of a stopped pipeline retains WAL until the disk is full",
             "set it above the WAL of your longest planned stop, or set wal_budget:"
-            f" {errors.document('how-to/be-alerted')}",
+            f" {document('how-to/be-alerted')}",
         )
 
 
@@ -323,7 +322,7 @@ def _state(access: Access) -> Iterator[Finding]:
     name = access.pipeline.name
     with StateDatabase(access.state_dsn, f"doctor {name}") as state_db:
         if not state_db.is_set_up() or state_db.read_pipeline(name) is None:
-            yield _ok("state", f"pipeline {name} is not recorded yet: {errors.SNAPSHOT}")
+            yield _ok("state", f"pipeline {name} is not recorded yet: {SNAPSHOT}")
             return
     yield _ok("state", f"pipeline {name} is recorded")
     report = find_health_problems(read_status(access.pipeline, access), HealthLimits())

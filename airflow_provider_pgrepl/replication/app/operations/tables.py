@@ -28,8 +28,7 @@ from airflow_provider_pgrepl.replication.changelog.reader import (
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.drift import DriftKind
 from airflow_provider_pgrepl.replication.drift.judge import DriftResult, compare_catalog
-from airflow_provider_pgrepl.replication.lake.apply.table_records import read_table_position
-from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoints
+from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoints, read_table_position
 from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version
 from airflow_provider_pgrepl.replication.lake.delta.table import RELATION_APP, app_id, no_position, open_table
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN

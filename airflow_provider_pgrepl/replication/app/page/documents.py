@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
+from time import monotonic
 from typing import Any, Generic, Literal, TypeVar
 
 from airflow_provider_pgrepl.errors import SourceConnectionError, StateError
@@ -78,14 +78,14 @@ class Databases(Generic[Answer]):
     ) -> Future[Answer] | None:
         with self._lock:
             pending = self._pending.setdefault(database, {})
-            if any(time.monotonic() > deadline for deadline, _ in pending.values()):
+            if any(monotonic() > deadline for deadline, _ in pending.values()):
                 return None
             if question in pending:
                 return pending[question][1]
             if len(pending) >= _MOST_AT_ONCE:
                 return None
             future: Future[Answer] = Future()
-            pending[question] = time.monotonic() + limit_s, future
+            pending[question] = monotonic() + limit_s, future
         arguments = (database, question, answer, future)
         threading.Thread(target=self._run, args=arguments, name="pgrepl-page", daemon=True).start()
         return future

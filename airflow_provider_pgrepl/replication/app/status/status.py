@@ -33,8 +33,12 @@ from airflow_provider_pgrepl.replication.changelog.layout import (
 )
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_durable_lsn
 from airflow_provider_pgrepl.replication.events.publish.record import StoppedTable, read_record
-from airflow_provider_pgrepl.replication.lake.apply.table_records import TablePosition, read_table_position
-from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, ConsistentPoints
+from airflow_provider_pgrepl.replication.lake.consistent_points import (
+    ConsistentPoint,
+    ConsistentPoints,
+    TablePosition,
+    read_table_position,
+)
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline

@@ -26,8 +26,9 @@ from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableState
 from airflow_provider_pgrepl.trace import trace_of
 
-_SAMPLES = 120
 log = logging.getLogger(__name__)
+_METERED_ENDS = 120
+"""The readings of the WAL's end from which the lag is computed."""
 INTERVAL_S = 60.0
 _NAMED = 20
 _ANSWER_S, _POLL_S = 5.0, 0.1
@@ -46,7 +47,7 @@ class LagMeter:
     ) -> None:
         self._received = received
         self._applied = applied
-        self._ends: deque[tuple[float, LSN]] = deque(maxlen=_SAMPLES)
+        self._ends: deque[tuple[float, LSN]] = deque(maxlen=_METERED_ENDS)
 
     def add_end(self, at: float, end: LSN) -> None:
         """Add the end of the source's WAL, read at the time `at` (monotonic clock)."""

@@ -1,6 +1,7 @@
-"""The counters of a publisher since it began, and its log: its position and its skipped events.
+"""The record of a publisher in a Delta table next to the changelog: its position and its skipped events. Also
+the counters of a run, for log lines and metrics.
 
-The log is a Delta table next to the changelog. The record is a property of the table, its rows are the
+The record is a property of the table, its rows are the
 skipped events. All commits are counted under one app id: after a second publisher has committed, every commit
 of the first one fails.
 """

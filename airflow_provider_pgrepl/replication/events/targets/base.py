@@ -20,7 +20,7 @@ from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
 
 _PATTERN = str.maketrans({sign: f"%{ord(sign):02X}" for sign in "*#%"})
-"""The wildcards of a binding, and the percent sign."""
+"""The wildcards of a RabbitMQ binding, and the percent sign."""
 _SPECIAL = {**_PATTERN, ord("."): "%2E"}
 """The characters of `_PATTERN`, and the separator of words."""
 _OF_SUBJECTS = re.compile(r"[\s.*>%\x00-\x1f\x7f]")
@@ -28,11 +28,11 @@ _OF_SUBJECTS = re.compile(r"[\s.*>%\x00-\x1f\x7f]")
 _PLACES = re.compile(r"\{(?:route|type|schema|table)\}")
 _NOT_OF_TOPICS = re.compile("[^a-zA-Z0-9._-]")
 KAFKA_PREFIX = "ce_"
-"""The prefix of headers (Kafka protocol binding, 3.2.3)."""
+"""The prefix of CloudEvents' headers (Kafka protocol binding, 3.2.3)."""
 RABBITMQ_PREFIX = "ce-"
-"""The prefix of headers (Knative's RabbitMQ protocol binding, 3.1.3)."""
+"""The prefix of CloudEvents' headers (Knative's RabbitMQ protocol binding, 3.1.3)."""
 NATS_PREFIX = "ce-"
-"""The prefix of headers (NATS protocol binding, 3.1.3)."""
+"""The prefix of CloudEvents' headers (NATS protocol binding, 3.1.3)."""
 NATS_ID = "Pgrepl-Id"
 """This package's header for the id of an event, which is the same each time the event is sent."""
 

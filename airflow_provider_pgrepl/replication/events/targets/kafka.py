@@ -47,10 +47,12 @@ from .kafka_broker import (
 log = logging.getLogger(__name__)
 client_log = logging.getLogger("confluent_kafka")
 
-_MAGIC = b"\0"
-_TIMEOUT_S = 10.0
-_MOST = 10_000
+_REGISTERED = b"\0"
+"""The first byte of a message whose schema has a number in the registry."""
+_REGISTRY_S = 10.0
+_MOST_SCHEMAS = 10_000
 _LOGIN, _NEVER = (401, 403), (404, 409, 422)
+"""The registry's statuses for a refused login, and for a schema that it never takes."""
 Headers = list[tuple[str, str | bytes | None]]
 _NEW_KEY, _OLD_KEY = "__debezium.newkey", "__debezium.oldkey"
 """The headers by which consumers of Debezium join a deletion and an insertion to a change of a row's key.
@@ -75,7 +77,7 @@ class SchemaRegistry:
     """
 
     def __init__(self, uri: str, names: SubjectNames) -> None:
-        configuration = _configuration(uri)
+        configuration = _registry_configuration(uri)
         self._client, self._names = SchemaRegistryClient(configuration), names
         self._where = f"the schema registry at {configuration['url']}"
         self._known: dict[tuple[str, str], bytes] = {}
@@ -88,9 +90,9 @@ class SchemaRegistry:
         subject = self._subject(schema, topic)
         known = subject, schema.text
         if known not in self._known:
-            if len(self._known) >= _MOST:
+            if len(self._known) >= _MOST_SCHEMAS:
                 self._known.clear()
-            self._known[known] = _MAGIC + struct.pack(">I", self._register(subject, schema.text))
+            self._known[known] = _REGISTERED + struct.pack(">I", self._register(subject, schema.text))
         return self._known[known]
 
     def _subject(self, schema: ChangeSchema, topic: str) -> str:
@@ -119,7 +121,7 @@ class SchemaRegistry:
         )
 
 
-def _configuration(uri: str) -> dict[str, object]:
+def _registry_configuration(uri: str) -> dict[str, object]:
     try:
         parts = urlsplit(uri)
         readable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -134,7 +136,7 @@ def _configuration(uri: str) -> dict[str, object]:
     login, _, place = parts.netloc.rpartition("@")
     found: dict[str, object] = {
         "url": urlunsplit((parts.scheme, place, parts.path, "", "")),
-        "timeout": _TIMEOUT_S,
+        "timeout": _REGISTRY_S,
         "max.retries": 0,
     }
     if login:
@@ -395,7 +397,7 @@ class KafkaLink:
             # The error is fatal.
             self._fail(self._reason(error.args[0]))
         except Exception as error:
-            log_unexpected(client_log, "hearing from Kafka", error)
+            log_unexpected(log, "hearing from Kafka", error)
             raise
         finally:
             self._fail(self._reasons.away("the connection was closed"))

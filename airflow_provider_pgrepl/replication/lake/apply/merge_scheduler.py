@@ -12,7 +12,11 @@ from typing import TYPE_CHECKING
 from airflow_provider_pgrepl.errors import PgReplError
 from airflow_provider_pgrepl.replication.changelog import reader
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
-from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, ConsistentPoints
+from airflow_provider_pgrepl.replication.lake.consistent_points import (
+    ConsistentPoint,
+    ConsistentPoints,
+    TablePosition,
+)
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
@@ -23,7 +27,7 @@ from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableS
 from .merge_policy import MergePolicy
 from .merge_task import MergeJob, MergeSlots, MergeTaskPool, Share, jobs_at_once
 from .table_merge import TableContext, TableResult, fingerprints_at
-from .table_records import RecordedTables, TablePosition
+from .table_records import RecordedTables
 from .table_schedule import BEFORE_ALL, CaughtUpTable, TableSchedule, versions_of
 from .work_item import ApplierProgress, BatchEnd, WorkItem
 

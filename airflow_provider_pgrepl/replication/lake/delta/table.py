@@ -14,8 +14,7 @@ from functools import partial
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from airflow_provider_pgrepl import errors
-from airflow_provider_pgrepl.errors import FencedError, LakeTableError
+from airflow_provider_pgrepl.errors import RESNAPSHOT, RETRY, FencedError, LakeTableError
 from airflow_provider_pgrepl.replication.delta.table import open_delta
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.settings.lake import hadoop_uri
@@ -83,8 +82,8 @@ def missing_table(uri: str) -> LakeTableError:
     """Return the error of a table that should be at `uri`."""
     return LakeTableError(
         f"there is no lake table at {uri}",
-        f"check that the folder is mounted and readable, or restore it, then {errors.RETRY}. If it is lost,"
-        f" {errors.RESNAPSHOT}",
+        f"check that the folder is mounted and readable, or restore it, then {RETRY}. If it is lost,"
+        f" {RESNAPSHOT}",
     )
 
 

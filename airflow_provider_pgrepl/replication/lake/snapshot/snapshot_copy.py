@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Self
 from deltalake import DeltaTable
 
 from airflow_provider_pgrepl import errors
-from airflow_provider_pgrepl import errors as hints
 from airflow_provider_pgrepl.errors import PgReplError
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import check_timeline, open_changelog
@@ -393,7 +392,7 @@ class SnapshotCopy:
         commit_comments(table, self._app, self._position, self._comments[name])
         self._versions[str(name)] = int(table.version())
 
-    def _mark_errored(self, relation: Relation, error: errors.PgReplError) -> None:
+    def _mark_errored(self, relation: Relation, error: PgReplError) -> None:
         log.error("%s: %s", relation.table, error)
         if error.trace:
             log.error("%s: stopped by an unexpected %s", relation.table, error.trace)
@@ -403,7 +402,7 @@ class SnapshotCopy:
             TableState.ERRORED,
             error=type(error).__name__,
             reason=error.message,
-            hint=error.hint or f"fix the cause, then {hints.resnapshot(relation.table)}",
+            hint=error.hint or f"fix the cause, then {errors.resnapshot(relation.table)}",
             remedy=error.remedy,
             lsn=self._position,
             trace=error.trace,

@@ -52,15 +52,16 @@ from airflow_provider_pgrepl.replication.values import COMMIT_LSN, COMMIT_TS, DE
 from . import spark_overlay
 from .moment import PointInTime, TableVersion, find_moment
 from .plan import Planner, TablePlan, ended_since, evolved_closed
-from .spark_overlay import quoted
 from .verification import UnverifiedWarning
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _FROM = {FROM_LSN: COMMIT_LSN, FROM_TS: COMMIT_TS}
-_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_UNQUOTED = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+"""The names of views that SQL needs not quote."""
 _DEFAULT_SCHEMA = "public"
+"""The schema whose views have no prefix."""
 
 
 @dataclass(frozen=True)
@@ -382,9 +383,8 @@ class SparkAsOf(_AsOf):
         return self._history(plan).frame(self.spark, self._frame(plan), plan)
 
     def _frame(self, plan: TablePlan) -> DataFrame:
-        from .spark_overlay import frame_of
 
-        return frame_of(plan, self.spark)
+        return spark_overlay.frame_of(plan, self.spark)
 
 
 def create_views(
@@ -451,7 +451,10 @@ def view_names(tables: Collection[str], prefix: str, names: Mapping[str, str]) -
             f"these tables would get one view name: {'; '.join(doubles)}",
             'name one of them otherwise, as names={"sales.orders": "orders_of_sales"}',
         )
-    return {table: view if _PLAIN.fullmatch(view) else quoted(view) for table, view in views.items()}
+    return {
+        table: view if _UNQUOTED.fullmatch(view) else spark_overlay.quoted(view)
+        for table, view in views.items()
+    }
 
 
 def _plain_name(table: TableName) -> str:
@@ -473,7 +476,7 @@ def _with_variants(
         name = ColumnName(relation.table, column.name)
         holds_json = column.type_oid in oids.JSON_TYPES and column.name in strings
         if holds_json and (wanted is None or name in wanted):
-            replaced[column.name] = functions.parse_json(functions.col(quoted(column.name)))
+            replaced[column.name] = functions.parse_json(functions.col(spark_overlay.quoted(column.name)))
             if wanted is not None:
                 wanted.discard(name)
     return frame.withColumns(replaced) if replaced else frame

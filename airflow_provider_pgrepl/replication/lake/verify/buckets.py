@@ -25,7 +25,7 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 ROWS_OF_BUCKET = 64
 MOST_BUCKETS = 1 << 16
 K1, K2, R1, R2 = "k1", "k2", "r1", "r2"
-MOST_BYTES = 256 << 20
+MOST_PICKED_BYTES = 256 << 20
 """The most bytes of rows that are collected, uncompressed: they are held in memory."""
 
 
@@ -233,7 +233,7 @@ class Collection:
 class RowPick:
     """Collects whole rows by their hashes. `wanted`: the halves of the wanted hashes, a pair for each.
 
-    Raises LakeTableError if the rows have more than MOST_BYTES.
+    Raises LakeTableError if the rows have more than MOST_PICKED_BYTES.
     """
 
     shape: RowShape
@@ -286,7 +286,7 @@ class RowPicking:
 
     def merge(self, results: Iterable[pa.Table | None]) -> pa.Table | None:
         """Return the rows that the tasks collected, None if there are none. Raises LakeTableError if they
-        have more than MOST_BYTES."""
+        have more than MOST_PICKED_BYTES."""
         found, size = [], 0
         for rows in results:
             if rows is not None:
@@ -297,8 +297,8 @@ class RowPicking:
 
 
 def _check_size(size: int) -> None:
-    if size > MOST_BYTES:
-        raise LakeTableError(f"the rows that differ have more than {show_bytes(MOST_BYTES)}")
+    if size > MOST_PICKED_BYTES:
+        raise LakeTableError(f"the rows that differ have more than {show_bytes(MOST_PICKED_BYTES)}")
 
 
 Job = Collection | RowPicking

@@ -20,7 +20,6 @@ from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
-import psycopg2
 import psycopg2.errors
 
 from airflow_provider_pgrepl.replication.postgres.names import ColumnName, TableName, show_quoted

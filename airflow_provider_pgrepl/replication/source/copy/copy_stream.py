@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
-import psycopg2
 import psycopg2.errors
 
 from airflow_provider_pgrepl.errors import (

@@ -7,7 +7,6 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Literal
 
-import psycopg2
 import psycopg2.errors
 
 from airflow_provider_pgrepl import errors

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 
-import psycopg2
 import psycopg2.errors
 
 from airflow_provider_pgrepl import errors
