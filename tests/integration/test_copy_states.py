@@ -156,13 +156,39 @@ def test_tables_are_as_before_when_a_state_cannot_be_recorded(kept, snapshotter,
             take(kept, snapshotter, table)
 
 
-def test_walsender_is_renewed_for_a_table_that_a_killed_run_published(kept, snapshotter, monkeypatch):
+@pytest.fixture
+def renewed(monkeypatch) -> list[str]:
+    """The slots whose walsenders are renewed by runs that can make no snapshot."""
+    slots = list[str]()
+    monkeypatch.setattr(snapshot_tables, "renew_walsender", lambda _, slot: slots.append(slot))
+    monkeypatch.setattr(snapshot_tables, "export_snapshot", failing(NO_SLOT))
+    return slots
+
+
+def test_walsender_is_renewed_for_a_table_that_a_killed_run_published(kept, snapshotter, renewed):
     """The run may have been killed between publishing the table and renewing the walsender."""
     execute(kept.dsn, f"alter publication {kept.pipeline.publication} add table c")
-    renewed = list[str]()
-    monkeypatch.setattr(snapshot_tables, "renew_walsender", lambda _, slot: renewed.append(slot))
-    monkeypatch.setattr(snapshot_tables, "export_snapshot", failing(NO_SLOT))
     take(kept, snapshotter, A)
     assert renewed == []
     take(kept, snapshotter, C)
+    assert renewed == [kept.pipeline.slot]
+
+
+@pytest.mark.parametrize(
+    "states",
+    [
+        (TableState.PENDING,),
+        (TableState.PENDING, TableState.ERRORED),
+        (TableState.PENDING, TableState.SNAPSHOTTING),
+    ],
+    ids=lambda states: states[-1].value,
+)
+def test_walsender_is_renewed_for_a_recorded_table_that_its_owner_published(
+    kept, snapshotter, renewed, states
+):
+    """An earlier run has recorded the table without publishing it. The owner of the publication takes no
+    lock, so the walsender may have decided, for a transaction that was open, that it is not published."""
+    kept.set_states(C, *states)
+    execute(kept.dsn, f"alter publication {kept.pipeline.publication} add table c")
+    take(kept, snapshotter, A, C)
     assert renewed == [kept.pipeline.slot]

@@ -58,7 +58,7 @@ from airflow_provider_pgrepl.replication.source.slot_creation import (
 )
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.source_tokens import forget_tokens, write_token
-from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
+from airflow_provider_pgrepl.replication.state.tables import TableRecord
 
 from .access import Access
 from .copy_states import CopyStates, record_tables
@@ -216,9 +216,9 @@ class TableSnapshotter:
             self._check_not_repaired(records[one.table] for one in relations if one.table in records)
             joined = ownership.publish(relations)
             states.join(relation.table for relation in joined)
-            # Also for a new table that is published already: a run may have been killed between the two
-            # steps.
-            if joined or any(_is_new(records.get(relation.table)) for relation in relations):
+            # Also for a table that is published already, unless its changes are received: a run may have been
+            # killed between the two steps, and the publication's owner adds a table without a lock.
+            if joined or not all(_is_received(records.get(relation.table)) for relation in relations):
                 renew_walsender(self.source, self.pipeline.slot)
             # Recorded before the snapshot is exported: the applier's batches then hold no changes of these
             # tables that are not in the snapshot.
@@ -384,8 +384,8 @@ def _gone(table: TableName) -> PgReplError:
     return TableError(f"{table}: does not exist, or is not among the tables of the pipeline")
 
 
-def _is_new(record: TableRecord | None) -> bool:
-    return record is None or record.state is TableState.REMOVED
+def _is_received(record: TableRecord | None) -> bool:
+    return record is not None and record.state.needs_changes
 
 
 def begin_epoch(
