@@ -6,6 +6,8 @@ import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from types import SimpleNamespace
+from typing import Any, cast
 
 import psycopg2
 import pytest
@@ -16,8 +18,11 @@ from airflow_provider_pgrepl.errors import (
     SourceConnectionError,
     TableSnapshotError,
 )
+from airflow_provider_pgrepl.replication.app.copy_states import record_tables
+from airflow_provider_pgrepl.replication.lake.snapshot.snapshot_copy import SnapshotCopy
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
+from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source import connection
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
 from airflow_provider_pgrepl.replication.source.connection import abandon, connect
@@ -30,6 +35,7 @@ from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import (
 )
 from airflow_provider_pgrepl.replication.source.slot_creation import export_snapshot
 from tests.support.application import HANGS_S, Application, waits
+from tests.support.changelogs import epoch_record
 from tests.support.replicated import wait_until
 
 RANGE_BYTES = 300_000
@@ -117,9 +123,32 @@ def test_table_is_given_up_before_its_copy_is_planned(pg, dsn, tables):
 def test_snapshot_is_given_up_before_a_table_is_copied(pg, dsn, tables):
     with keeping(dsn, pg, "t") as keeper:
         Application(dsn, "create index concurrently on other (id)").assert_done()
-        assert keeper.sessions(4)
-        with pytest.raises(SnapshotError, match="given up for CREATE INDEX"):
-            keeper.hold(keeper.relations[0])
+        for use in (lambda: keeper.hold(keeper.relations[0]), lambda: keeper.sessions(4)):
+            with pytest.raises(SnapshotError, match="given up for CREATE INDEX"):
+                use()
+
+
+def test_snapshot_that_is_given_up_before_the_copies_begin_fails_no_table(pg, dsn, tables, tmp_path):
+    """A statement may wait for the snapshot while Spark starts."""
+    pipeline = Pipeline(name="p", lake=str(tmp_path), tables=("public.t",))
+    record, unused = epoch_record(1, consistent_point=100), cast(Any, None)
+    exported: Any = SimpleNamespace(consistent_point=record.consistent_point)
+    with keeping(dsn, pg, "t") as keeper:
+        copy = SnapshotCopy(unused, dsn, pipeline, unused, record, keeper, exported)
+        Application(dsn, "create index concurrently on other (id)").assert_done()
+        of_rows = copy.run()
+        without_rows = record_tables(pipeline, unused, unused, record, keeper, exported)
+    for result in (of_rows, without_rows):
+        assert "given up for CREATE INDEX" in str(result.lost)
+        assert not result.failed
+
+
+def test_catalog_is_not_read_from_a_session_that_the_server_has_ended(pg, dsn, run, tables, monkeypatch):
+    monkeypatch.setattr(lock_watch, "POLL_S", HANGS_S)
+    with keeping(dsn, pg, "t") as keeper:
+        run(f"select pg_terminate_backend({keeper.connection.info.backend_pid}, 100000)")
+        with pytest.raises(SnapshotError, match="connection that kept the snapshot was lost"):
+            keeper.sessions(4)
 
 
 def test_server_ends_the_sessions_of_a_process_that_hangs(pg, dsn, tables, monkeypatch):

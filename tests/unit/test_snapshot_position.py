@@ -37,10 +37,9 @@ def write_point(lake: Path, *, epoch: int = 1, app_runs: bool = False) -> Consis
     pipeline = Pipeline(name="p", lake=str(lake), tables=("public.t",))
     record = epoch_record(epoch, consistent_point=100)
     exported: Any = SimpleNamespace(consistent_point=record.consistent_point, exported_at=NOW)
-    keeper: Any = SimpleNamespace(connection=None)
     state_db: Any = Locks(app_runs=app_runs)
     unused: Any = None
-    copy = SnapshotCopy(unused, "", pipeline, state_db, record, keeper, exported)
+    copy = SnapshotCopy(unused, "", pipeline, state_db, record, unused, exported)
     copy._versions["public.t"] = 0
     copy.write_point()
     return ConsistentPoints(pipeline.lake_root).latest()

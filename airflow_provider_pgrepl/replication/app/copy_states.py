@@ -212,12 +212,16 @@ def record_tables(
 ) -> CopyResult:
     """Record the keeper's tables, which are `snapshotting`, as of its snapshot. Reads no rows.
 
-    A table that the settings no longer fit is marked errored. Raises LakeError, StateError.
+    A table that the settings no longer fit is marked errored. If the snapshot is lost, no table is recorded.
+    Raises LakeError, StateError.
     """
     # A commit at the consistent point itself is not in the snapshot.
     position = LSN(exported.consistent_point - 1)
     index = RelationIndex(relations_uri(pipeline.lake_root))
-    watching = trigger.read_watching(keeper.connection, pipeline)
+    try:
+        watching = keeper.read(lambda source: trigger.read_watching(source, pipeline))
+    except SnapshotError as lost:
+        return CopyResult(lost=lost)
     place = None if watching is None else EffectiveFrom(position, watching)
     rules = BoundRules(pipeline, index.records, lambda: set(index.relation_ids()))
     found = CopyResult()

@@ -8,10 +8,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -208,8 +208,7 @@ class SnapshotCopy:
         # The snapshot does not include a commit at the consistent point itself.
         self._position = LSN(exported.consistent_point - 1)
         self._index = RelationIndex(relations_uri(pipeline.lake_root))
-        watching = trigger.read_watching(keeper.connection, pipeline)
-        self._place = None if watching is None else EffectiveFrom(self._position, watching)
+        self._place: EffectiveFrom | None = None
         self._rules = BoundRules(pipeline, self._index.records, lambda: set(self._index.relation_ids()))
         self._index_lock = threading.Lock()
         self._versions: dict[str, int] = {}
@@ -218,15 +217,15 @@ class SnapshotCopy:
         self._ranges_at_once = 1
 
     def run(self) -> CopyResult:
-        """Copy, commit and record each table. Raises an error that stops more than one table, after the
-        running copies have ended and been recorded."""
+        """Copy, commit and record each table. Raises an error that stops more than one table, except for a
+        lost snapshot, after the running copies have ended and been recorded."""
         found = (without_excluded_defaults(known, self._pipeline) for known in self._keeper.relations)
         relations = {relation.table: relation for relation in found}
-        self._comments = {
-            table: read_comments(self._keeper.connection, table, relation.oid)
-            for table, relation in relations.items()
-        }
-        sessions = self._keeper.sessions(AT_ONCE)
+        try:
+            self._read_catalog(relations.values())
+            sessions = self._keeper.sessions(AT_ONCE)
+        except errors.SnapshotError as error:
+            return CopyResult(lost=error)
         self._ranges_at_once = sessions.ranges
         with CopyReport(self._state_db, self._pipeline.name, len(relations)) as report:
             return copy_tables(
@@ -236,6 +235,14 @@ class SnapshotCopy:
                 finished=lambda table, rows: self._finish(relations[table], rows),
                 failed=lambda table, error: self._mark_errored(relations[table], error),
             )
+
+    def _read_catalog(self, relations: Iterable[Relation]) -> None:
+        """Read the event trigger and the tables' comments. Raises SnapshotError if the snapshot is lost."""
+        watching = self._keeper.read(lambda source: trigger.read_watching(source, self._pipeline))
+        self._place = None if watching is None else EffectiveFrom(self._position, watching)
+        for relation in relations:
+            read = partial(read_comments, table=relation.table, oid=relation.oid)
+            self._comments[relation.table] = self._keeper.read(read)
 
     def _finish(self, relation: Relation, rows: int) -> None:
         size, seconds = self._measured[relation.table]

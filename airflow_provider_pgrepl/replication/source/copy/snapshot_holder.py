@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
+from typing import TypeVar
 
-from airflow_provider_pgrepl.errors import BusyError, PublicationError, SnapshotError, TableSnapshotError
+from airflow_provider_pgrepl.errors import (
+    BusyError,
+    PublicationError,
+    SnapshotError,
+    SourceConnectionError,
+    SourceError,
+    TableSnapshotError,
+)
 from airflow_provider_pgrepl.replication.postgres.names import TableName, quote_identifier
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
@@ -31,6 +40,7 @@ from .imported_snapshot import (
     import_snapshot,
     lock_tables,
     losses,
+    lost,
     open_gate,
     read_definitions,
 )
@@ -38,6 +48,7 @@ from .lock_watch import LockWatch
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 _LOCK_TRIES_S = 0.9
 MOST_LOANS = 20
 """The most times that a table's lock against code of its owner is lent during its copy."""
@@ -270,7 +281,7 @@ class SnapshotHolder:
     `snapshot`: the name under which it is imported. `relations`: the tables as of the snapshot. The
     transaction locks no table; `hold` locks each table for its copy. As soon as a session of the source waits
     for the transaction's end, as CREATE INDEX CONCURRENTLY on any table does, the snapshot is released, and
-    `hold` raises SnapshotError.
+    `hold`, `read` and `sessions` raise SnapshotError.
     """
 
     def __init__(
@@ -311,14 +322,29 @@ class SnapshotHolder:
                 trusts_owners=self._trusts_owners,
             )
 
+    def read(self, reader: Callable[[Connection], T]) -> T:
+        """Return what `reader` reads over the connection, in the snapshot.
+
+        Raises SnapshotError if the snapshot was released early, or the connection is lost.
+        """
+        # The watch releases the snapshot under this lock, and leaves a connection without a transaction.
+        with self._watch.turn:
+            self._watch.raise_failure()
+            try:
+                return reader(self.connection)
+            except SourceError as error:
+                if self.connection.closed or isinstance(error, SourceConnectionError | BusyError):
+                    # The watch may have set `failure` since it was checked.
+                    raise self._watch.failure or lost(error.message) from None
+                raise
+
     def sessions(self, most_tables: int) -> CopySessions:
         """Return how many tables and ranges to copy at once; at least one table with one range.
 
         They share half of the connections that server, database and role have free now. Spark runs one task
-        per core: a large cluster would leave the application no connections.
+        per core: a large cluster would leave the application no connections. Raises what `read` raises.
         """
-        with source_errors("asking for free connections"):
-            limits = row(self.connection, _FREE)
+        limits = self.read(_free_connections)
         half = min(free for free in limits if free is not None) // 2
         tables = min(most_tables, max(1, half // (_OF_TABLE + 1)))
         return CopySessions(tables, max(1, half // tables - _OF_TABLE))
@@ -338,6 +364,11 @@ class SnapshotHolder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _free_connections(connection: Connection) -> tuple[int | None, ...]:
+    with source_errors("asking for free connections"):
+        return row(connection, _FREE)
 
 
 def keep(
