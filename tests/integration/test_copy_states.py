@@ -8,13 +8,19 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_pgrepl.errors import PgReplError, PrivilegeError, SnapshotError, SourceConnectionError
+from airflow_provider_pgrepl.errors import (
+    PgReplError,
+    PrivilegeError,
+    PublicationError,
+    SnapshotError,
+    SourceConnectionError,
+)
 from airflow_provider_pgrepl.replication.app import snapshot_tables
 from airflow_provider_pgrepl.replication.app.operations.removal import remove_tables
 from airflow_provider_pgrepl.replication.app.snapshot_tables import TableSnapshotter
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
 from airflow_provider_pgrepl.replication.lake.snapshot.table_queue import CopyResult
-from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.postgres.names import TableName, quote_identifier
 from airflow_provider_pgrepl.replication.source.preflight.selection import RequestedTables
 from airflow_provider_pgrepl.replication.source.publication import read_publication
 from airflow_provider_pgrepl.replication.source.slot_creation import export_snapshot
@@ -192,3 +198,30 @@ def test_walsender_is_renewed_for_a_recorded_table_that_its_owner_published(
     execute(kept.dsn, f"alter publication {kept.pipeline.publication} add table c")
     take(kept, snapshotter, A, C)
     assert renewed == [kept.pipeline.slot]
+
+
+def disown(kept: Kept) -> None:
+    """Record what an epoch records that began with `publication_mode: use`. The file has `create` by now."""
+    execute(kept.dsn, "update _pgrepl.pipelines set publication_owned = false")
+
+
+def test_table_is_not_added_to_a_publication_that_the_pipeline_does_not_own(kept, snapshotter):
+    disown(kept)
+    with unchanged(kept):
+        error = take(kept, snapshotter, C)
+    assert isinstance(error, PublicationError)
+    assert "lacks public.c, and was not made by" in error.message
+    name = quote_identifier(kept.pipeline.publication)
+    for part in ('`publication_mode` to "use"', f"ALTER PUBLICATION {name} ADD TABLE public.c"):
+        assert part in error.hint
+
+
+def test_table_is_not_dropped_from_a_publication_that_the_pipeline_does_not_own(
+    kept, snapshotter, monkeypatch, caplog
+):
+    disown(kept)
+    execute(kept.dsn, f"alter publication {kept.pipeline.publication} add table c")
+    monkeypatch.setattr(snapshot_tables, "export_snapshot", failing(NO_SLOT))
+    with unchanged(kept):
+        take(kept, snapshotter, C)
+    assert "was not made by" in caplog.text

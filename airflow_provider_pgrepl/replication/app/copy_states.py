@@ -148,11 +148,19 @@ class CopyStates:
         return before is None or before.state is TableState.REMOVED
 
     def withdraw(self, tables: Collection[TableName]) -> None:
-        """Drop tables that this run published from the publication. A failure is logged."""
+        """Drop tables that this run published from the publication, if that is the pipeline's own. A failure
+        is logged."""
         pipeline = self._pipeline
         if not tables or pipeline.publication_mode != "create":
             return
         try:
+            if not self._state_db.owns_publication(pipeline):
+                log.warning(
+                    "publication %s was not altered, because it was not made by %r: set `publication_mode` to"
+                    ' "use"',
+                    *(pipeline.publication, pipeline.name),
+                )
+                return
             # Connect again: the error may come from the connection that published the tables.
             with closing(connect(self._dsn, "unpublish")) as source:
                 drop_tables(source, pipeline.publication, tables, pipeline.lock_timeout_s)

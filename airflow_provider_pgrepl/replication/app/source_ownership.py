@@ -259,11 +259,11 @@ class SourceOwnership:
     def publish(self, relations: Sequence[Relation]) -> list[Relation]:
         """Add the tables that the publication lacks, and return them.
 
-        Raises PrivilegeError, PublicationError, also if a publication that is only used lacks tables, and
-        SnapshotError if a table could not be locked. The publication is unchanged then.
+        Raises PrivilegeError, PublicationError, also if a publication that is only used or not owned lacks
+        tables, and SnapshotError if a table could not be locked. The publication is unchanged then.
         """
-        name = self.pipeline.publication
-        if self.pipeline.publication_mode == "create":
+        name, is_used = self.pipeline.publication, self.pipeline.publication_mode == "use"
+        if not is_used and self.state_db.owns_publication(self.pipeline):
             added = publication.add_tables(self.dsn, name, relations, self.pipeline.lock_timeout_s)
             if added:
                 names = ", ".join(str(relation.table) for relation in added)
@@ -272,6 +272,12 @@ class SourceOwnership:
         found = publication.read_publication(self.source, name)
         held = found.tables if found else frozenset()
         missing = ", ".join(str(relation.table) for relation in relations if relation.table not in held)
+        if missing and not is_used:
+            raise PublicationError(
+                f"the publication {name} lacks {missing}, and was not made by {self.pipeline.name!r}",
+                'set `publication_mode` to "use", and ask the owner of the publication to run'
+                f" ALTER PUBLICATION {quote_identifier(name)} ADD TABLE {missing}",
+            )
         if missing:
             raise PublicationError(
                 f"the publication {name} lacks {missing}",

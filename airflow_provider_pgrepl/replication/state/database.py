@@ -259,6 +259,18 @@ class PipelineRecords(StateConnection):
             found = rows(self._connection, _PIPELINE + " WHERE name = %s", (name,))
         return PipelineRecord(*found[0]) if found else None
 
+    def owns_publication(self, pipeline: Pipeline) -> bool:
+        """Return True if the pipeline's publication is recorded as its own.
+
+        The pipeline file may have another `publication_mode` than when the publication was recorded.
+        """
+        recorded = self.read_pipeline(pipeline.name)
+        return (
+            recorded is not None
+            and recorded.publication_owned
+            and recorded.publication == pipeline.publication
+        )
+
     def forget_pipeline(self, name: str) -> None:
         """Delete all records of a pipeline, except for its events. Does nothing if the pipeline is not
         recorded."""
