@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from airflow_provider_pgrepl.errors import ConfigError, StateError
-from airflow_provider_pgrepl.replication.app import replicate
+from airflow_provider_pgrepl.replication.app import replicate, snapshot
 from airflow_provider_pgrepl.replication.app.snapshot import add_tables, begin_new_epoch, take_tables
+from airflow_provider_pgrepl.replication.app.snapshot_tables import SnapshotResult
 from airflow_provider_pgrepl.replication.app.source_ownership import SourceOwnership
 from airflow_provider_pgrepl.replication.app.status.status import read_status
 from airflow_provider_pgrepl.replication.app.status.text import to_text
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_epoch
+from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.source.server import read_server
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
-from tests.support.kept import Kept
+from tests.support.kept import A, B, Kept, kept_tables
 from tests.support.replicated import execute
 
 T = "public.t"
@@ -74,6 +78,23 @@ def test_a_new_epoch_knows_slot_and_publication_from_the_lake(kept: Kept) -> Non
         record = state_db.read_pipeline(kept.pipeline.name)
     assert record is not None
     assert (record.slot_owned, record.publication_owned) == (True, True)
+
+
+@pytest.mark.parametrize("policy", ["ignore", "error"])
+def test_no_table_is_new_to_a_new_epoch_when_none_is_recorded(dsn, tmp_path, monkeypatch, policy) -> None:
+    kept = kept_tables(dsn, tmp_path, new_tables=policy)
+    execute(dsn, DROP)
+    with pytest.raises(ConfigError, match="would abandon") as caught:
+        begin_new_epoch(kept.access)
+    begun: list[str] = []
+
+    def begin(_: object, relations: list[Relation], *__: object, **___: object) -> SnapshotResult:
+        begun.extend(str(relation.table) for relation in relations)
+        return SnapshotResult()
+
+    monkeypatch.setattr(snapshot, "begin_epoch", begin)
+    begin_new_epoch(kept.access, re.findall(r"--give-up (\S+),", caught.value.hint))
+    assert begun == [A, B]
 
 
 def has_schema(kept: Kept) -> bool:

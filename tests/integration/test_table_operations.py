@@ -368,3 +368,12 @@ def test_a_new_epoch_leaves_out_a_table_that_is_removed_while_it_begins(
     assert kept.record(A).membership == "removed"
     assert kept.states()[A] == "removed"
     assert published(kept) == {B}
+
+
+def test_a_new_epoch_of_new_tables_that_are_ignored_changes_nothing(kept: Kept) -> None:
+    execute(kept.dsn, "create schema other", "create table other.t (id int primary key)")
+    kept.configure(tables=("other.*",), new_tables="ignore")
+    slot, states = kept.slot(), kept.states()
+    with pytest.raises(ConfigError, match="no table is left to copy"):
+        begin_new_epoch(kept.access)
+    assert (kept.slot(), kept.states(), published(kept)) == (slot, states, {A, B})

@@ -179,16 +179,24 @@ class SnapshotRun:
         return True
 
     def begin(self, take_over: str = "") -> SnapshotResult:
-        """Begin an epoch. `take_over` as in `begin_epoch`; raises what that raises."""
+        """Begin an epoch. `take_over` as in `begin_epoch`; raises what that raises.
+
+        Raises ConfigError, before anything is changed, if no table is left to copy.
+        """
         snapshotter = self.snapshotter
         if self.epoch is not None:
             check_no_foreign_receiver(snapshotter.state_db, snapshotter.pipeline)
         requested = self.requested
         selected, _ = self.select(requested)
-        leave = (
-            left_out(snapshotter.pipeline, unrecorded(selected, self.records)) if self.epoch else frozenset()
-        )
+        # Without records, which may be lost or not written yet, no table is newer than the others.
+        new = unrecorded(selected, self.records) if self.epoch and self.records else []
+        leave = left_out(snapshotter.pipeline, new)
         relations = [relation for relation in selected.relations if relation.table not in leave]
+        if not relations:
+            raise ConfigError(
+                "no table is left to copy",
+                'name a table in `tables`, or set `new_tables` to "add" if all of them are new',
+            )
         self.prepare_executors()
         retire_unknown_tables(snapshotter.state_db, snapshotter.pipeline, self.records)
         if self.lost:
