@@ -26,7 +26,9 @@ from airflow_provider_pgrepl.replication.app.operations.losses import accept_sou
 from airflow_provider_pgrepl.replication.app.operations.removal import remove_tables
 from airflow_provider_pgrepl.replication.app.operations.teardown import _Teardown, teardown
 from airflow_provider_pgrepl.replication.app.snapshot import begin_new_epoch, take_tables
+from airflow_provider_pgrepl.replication.app.snapshot_tables import TableSnapshotter
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_token
+from airflow_provider_pgrepl.replication.lake.snapshot.table_queue import CopyResult
 from airflow_provider_pgrepl.replication.receiver.changelog_feed import KeepaliveRule
 from airflow_provider_pgrepl.replication.receiver.receiver import Receiver
 from airflow_provider_pgrepl.replication.source.connection import connect
@@ -265,7 +267,7 @@ def test_tokens_of_another_role_name_it_and_the_statement_that_gives_them(
             has_token(reader, kept.pipeline.slot, token)
         assert (other if owner != "superuser" else "postgres") in caught.value.message
         with pytest.raises((PrivilegeError, StateError)) as at_teardown:
-            forget_tokens(reader, kept.pipeline.slot)
+            forget_tokens(reader, kept.pipeline.slot, token)
         assert f"OWNER TO {role}" in at_teardown.value.hint
         statements = re.findall(r"(?:ALTER|GRANT) .+?(?=[;,]|\. |$)", caught.value.hint)
         assert statements
@@ -281,13 +283,37 @@ def test_tokens_of_another_slot_stay(kept: Kept) -> None:
     with kept.source() as source:
         theirs = write_token(source, "theirs", 0)
         ours = write_token(source, kept.pipeline.slot, 0)
-        forget_tokens(source, kept.pipeline.slot)
+        forget_tokens(source, kept.pipeline.slot, theirs)
+        assert has_token(source, kept.pipeline.slot, ours) is True
+        forget_tokens(source, kept.pipeline.slot, ours)
         assert has_token(source, kept.pipeline.slot, ours) is None
         assert has_token(source, "theirs", theirs) is True
-        forget_tokens(source, "theirs")
+        forget_tokens(source, "theirs", 0)
         assert has_token(source, "theirs", theirs) is None
     with StateDatabase(kept.dsn, "test") as state_db:
         assert state_db.read_pipeline(kept.pipeline.name) is not None
+
+
+def test_new_epoch_keeps_the_tokens_of_another_pipeline_that_has_the_former_slot(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept.receive()
+    with kept.source() as source, kept.access.state_db("test") as state_db:
+        server, former = read_server(source), kept.pipeline.slot
+        state_db.record_slot(kept.pipeline.name, is_owned=False)
+        execute(
+            kept.dsn,
+            f"select pg_drop_replication_slot('{former}')",
+            f"select pg_create_logical_replication_slot('{former}', 'pgoutput')",
+        )
+        theirs = write_token(source, former, 0)
+        monkeypatch.setattr(TableSnapshotter, "_copy_rows", lambda *_, **__: CopyResult())
+        name = f"{server.system_identifier}/{server.database}"
+        moved = replace(kept.pipeline, slot=f"{former}_moved")
+        begin_new_epoch(replace(kept.access, pipeline=moved), [name])
+        assert has_token(source, former, theirs) is True
+        ours = read_token(open_changelog(kept.changelog))
+        assert has_token(source, moved.slot, ours) is True
 
 
 def test_teardown_takes_the_tokens_and_their_schema_along(kept: Kept, elsewhere_state: str) -> None:

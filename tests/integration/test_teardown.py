@@ -34,6 +34,7 @@ from airflow_provider_pgrepl.replication.source.event_trigger import trigger
 from airflow_provider_pgrepl.replication.source.server import read_server
 from airflow_provider_pgrepl.replication.source.slot import read_slot
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
+from airflow_provider_pgrepl.replication.state.source_tokens import has_token, write_token
 from airflow_provider_pgrepl.replication.state.tables import TableState
 from tests.conftest import closing_connection
 from tests.support.kept import A, B, Kept, kept_tables
@@ -306,6 +307,21 @@ def test_repeated_teardown_keeps_a_slot_that_was_created_since(kept, monkeypatch
     kept_slots = [what for what in teardown(kept.access).kept if name in what]
     assert len(kept_slots) == 1
     assert left(kept) == {"slots": [name]}
+
+
+def test_repeated_teardown_keeps_tokens_of_a_slot_that_was_created_since(kept, monkeypatch):
+    """Without them the pipeline that has the slot now would take the source for a copy."""
+    kept.receive()
+    with monkeypatch.context() as patched, pytest.raises(EndedError):
+        patched.setattr(f"{teardown.__module__}.drop_publication", end)
+        teardown(kept.access)
+    name = kept.pipeline.slot
+    execute(kept.dsn, f"select pg_create_logical_replication_slot('{name}', 'pgoutput')")
+    with kept.source() as source:
+        theirs = write_token(source, name, 0)
+        teardown(kept.access)
+        assert has_token(source, name, theirs) is True
+    assert left(kept) == {"slots": [name], "schemas": ["_pgrepl"]}
 
 
 def test_pipeline_continues_after_a_teardown_that_ended_before_the_slot_was_dropped(kept, monkeypatch):

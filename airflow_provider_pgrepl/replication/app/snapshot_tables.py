@@ -550,7 +550,7 @@ def _open_epoch(
                 RelationIndex(relations_uri(pipeline.lake_root)).begin_source(record.epoch)
                 snapshotter.index_selected(record.epoch, selected)
             if last.slot != record.slot and not server.in_recovery:
-                forget_tokens(snapshotter.source, last.slot)
+                forget_tokens(snapshotter.source, last.slot, before)
         snapshotter.state_db.record_evidence(
             pipeline.name,
             database=server.database,

@@ -51,7 +51,13 @@ CREATE TABLE IF NOT EXISTS _pgrepl.source_tokens (
 _ADD = "INSERT INTO _pgrepl.source_tokens (slot, token, holder) VALUES (%s, %s, %s) RETURNING 1"
 _KEEP = "DELETE FROM _pgrepl.source_tokens WHERE slot = %s AND NOT token = ANY (%s) RETURNING 1"
 _DROP = "DELETE FROM _pgrepl.source_tokens WHERE slot = %s AND token = %s RETURNING 1"
-_FORGET = "DELETE FROM _pgrepl.source_tokens WHERE slot = %s RETURNING 1"
+_FORGET = """
+DELETE FROM _pgrepl.source_tokens t WHERE t.slot = %(slot)s AND (
+    EXISTS (SELECT FROM _pgrepl.source_tokens o WHERE o.slot = t.slot AND o.token = %(token)s)
+    OR NOT EXISTS (SELECT FROM pg_catalog.pg_replication_slots s
+        WHERE s.slot_name = t.slot AND s.database = pg_catalog.current_database()))
+RETURNING 1
+"""
 _LAST = """
 SELECT holder, written_at::timestamptz(0)::text FROM _pgrepl.source_tokens WHERE slot = %s
 ORDER BY written_at DESC LIMIT 1
@@ -216,9 +222,14 @@ def _what_lets_it(source: Connection) -> str:
     return f"GRANT CREATE ON DATABASE {database} TO {role} lets it"
 
 
-def forget_tokens(source: Connection, slot: str) -> None:
+def forget_tokens(source: Connection, slot: str, token: int) -> None:
     """Delete the tokens of a dropped slot, and then the table and the schema if they are empty. Does nothing
-    if there is no table of tokens."""
+    if there is no table of tokens.
+
+    `token`: the changelog's, 0 if it has none or cannot be read. Another pipeline may have created a slot of
+    this name since, and its first token replaces all others. So if the slot exists, its tokens are deleted
+    only if this one is among them.
+    """
     with source_errors("deleting tokens"):
         if not row(source, _HAS_TABLE)[0]:
             return
@@ -227,7 +238,7 @@ def forget_tokens(source: Connection, slot: str) -> None:
             with _transaction(source):
                 # Another pipeline may be writing its first token to the table.
                 source.cursor().execute("LOCK TABLE _pgrepl.source_tokens IN ACCESS EXCLUSIVE MODE")
-                rows(source, _FORGET, (slot,))
+                rows(source, _FORGET, {"slot": slot, "token": token})
                 if not rows(source, "SELECT 1 FROM _pgrepl.source_tokens LIMIT 1"):
                     source.cursor().execute("DROP TABLE _pgrepl.source_tokens")
         except _CannotWriteError as error:

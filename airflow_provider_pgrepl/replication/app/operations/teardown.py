@@ -141,7 +141,7 @@ class _Teardown:
         # have created the next one of its name.
         stays = self._recorded is None or has_begun(replace(evidence, torn_down=False))
         self._slot_has_begun = self._epoch is not None and stays
-        self._durable_lsn = evidence.durable_lsn
+        self._durable_lsn, self._token = evidence.durable_lsn, evidence.token
         if self.drop_lake:
             self._check_lake()
 
@@ -325,7 +325,7 @@ class _Teardown:
 
     def _forget_tokens(self) -> None:
         if self._is_known and not read_server(self.source).in_recovery:
-            forget_tokens(self.source, self._slot_name)
+            forget_tokens(self.source, self._slot_name, self._token)
 
     def _done(self, what: str) -> None:
         self.result.dropped.append(what)
