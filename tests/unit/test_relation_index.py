@@ -4,8 +4,10 @@ import shutil
 from dataclasses import replace
 
 import pyarrow as pa
+import pytest
 from deltalake import write_deltalake
 
+from airflow_provider_pgrepl.errors import LakeUnavailableError
 from airflow_provider_pgrepl.replication.changelog import relation_index
 from airflow_provider_pgrepl.replication.changelog.relation_index import (
     EffectiveFrom,
@@ -13,6 +15,7 @@ from airflow_provider_pgrepl.replication.changelog.relation_index import (
     relations_uri,
 )
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
+from airflow_provider_pgrepl.replication.delta.table import query_delta
 from airflow_provider_pgrepl.replication.pgoutput.messages import RelationMessage, WireColumn
 from airflow_provider_pgrepl.replication.postgres.lsn import Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
@@ -118,6 +121,50 @@ def test_records_of_a_relation_that_another_process_copied_are_found(tmp_path):
     assert index.records(42) == []
     RelationIndex(relations_uri(str(tmp_path))).add(Epoch(1), announced("a"))
     assert index.records(42) == [announced("a")]
+
+
+def unreadable(*_):
+    raise LakeUnavailableError("the lake cannot be read")
+
+
+def test_index_that_could_not_be_read_is_read_again(tmp_path, monkeypatch):
+    """An empty answer would mean that no setting named a table or column by an earlier name."""
+    uri = relations_uri(str(tmp_path))
+    RelationIndex(uri).add(Epoch(1), announced("a"))
+    index = RelationIndex(uri)
+    with monkeypatch.context() as broken, pytest.raises(LakeUnavailableError):
+        broken.setattr(relation_index, "query_delta", unreadable)
+        index.records(42)
+    assert index.records(42) == [announced("a")]
+
+
+def test_additions_that_could_not_be_read_are_read_again(tmp_path, monkeypatch):
+    uri, epoch = relations_uri(str(tmp_path)), Epoch(1)
+    index = RelationIndex(uri)
+    index.add(epoch, announced("a"), EffectiveFrom(10, "trigger"))
+    RelationIndex(uri).add(epoch, announced("b"), EffectiveFrom(20, "trigger"))
+    with monkeypatch.context() as broken, pytest.raises(LakeUnavailableError):
+        broken.setattr(relation_index, "query_delta", unreadable)
+        index.catch_up()
+    index.catch_up()
+    assert len(index.records(42)) == 2
+    names = [index.effective(epoch, 42, lsn)[0].message.columns[0].name for lsn in (11, 21)]
+    assert names == ["a", "b"]
+
+
+def test_index_is_not_empty_for_another_thread_while_it_is_read(tmp_path, monkeypatch):
+    uri = relations_uri(str(tmp_path))
+    RelationIndex(uri).add(Epoch(1), announced("a"))
+    index, seen = RelationIndex(uri), []
+
+    def ask_meanwhile(*arguments):
+        monkeypatch.undo()
+        seen.append(index.records(42))
+        return query_delta(*arguments)
+
+    monkeypatch.setattr(relation_index, "query_delta", ask_meanwhile)
+    assert index.records(42) == [announced("a")]
+    assert seen == [[announced("a")]]
 
 
 def test_oids_of_an_earlier_server_are_not_this_ones(tmp_path):

@@ -5,9 +5,8 @@ The index keeps a version after its changelog hour was deleted. An entry that no
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -71,6 +70,35 @@ class _EffectiveVersion:
         return self.since.commit_lsn, self.number
 
 
+@dataclass
+class _Entries:
+    """The entries of the index as of a version of its table, -1 before the first."""
+
+    version: int = -1
+    texts: dict[tuple[int, int], str] = field(default_factory=dict)
+    epochs: dict[tuple[int, int], int] = field(default_factory=dict)
+    effective: dict[tuple[int, int], list[_EffectiveVersion]] = field(default_factory=dict)
+    first_epoch: int = 0
+    last_epoch: int = 0
+
+    def remember(self, row: dict[str, Any]) -> None:
+        relation_id, version = row["relation_id"], row["relation_version"]
+        self.last_epoch = max(self.last_epoch, row["epoch"])
+        if relation_id != _ANY_RELATION:
+            known = (relation_id, version)
+            self.texts[known] = row["record"]
+            self.epochs[known] = max(row["epoch"], self.epochs.get(known, 0))
+        if row["record"] == _OTHER_SOURCE:
+            self.first_epoch = max(self.first_epoch, row["epoch"])
+        if row.get("commit_lsn") is not None:
+            since = EffectiveFrom(row["commit_lsn"], row["trigger"])
+            effective = _EffectiveVersion(since, row["number"], version)
+            self.effective.setdefault((row["epoch"], relation_id), []).append(effective)
+
+    def is_of_this_server(self, known: tuple[int, int]) -> bool:
+        return self.epochs[known] >= self.first_epoch
+
+
 def relations_uri(lake_root: str) -> str:
     """Return the URI of the Delta table of all relation versions."""
     return own_table_uri(lake_root, RELATIONS)
@@ -81,11 +109,7 @@ class RelationIndex:
 
     def __init__(self, uri: str) -> None:
         self._uri = uri
-        self._known: dict[tuple[int, int], str] | None = None
-        self._version = -1
-        self._effective: dict[tuple[int, int], list[_EffectiveVersion]] = defaultdict(list)
-        self._epochs: dict[tuple[int, int], int] = {}
-        self._first_epoch = self._last_epoch = 0
+        self._known: _Entries | None = None
 
     def add(self, epoch: Epoch, record: RelationRecord, since: EffectiveFrom | None = None) -> None:
         """Add a relation version, before the changelog refers to it, unless the index has it.
@@ -95,7 +119,7 @@ class RelationIndex:
         """
         relation_id, version = record.message.oid, record.version
         if since is None:
-            is_there = (relation_id, version) in self._entries()
+            is_there = (relation_id, version) in self._entries().texts
         else:
             last = self._last_known(epoch, relation_id, since.commit_lsn)
             is_there = last is not None and (last.version, last.since.trigger) == (version, since.trigger)
@@ -136,7 +160,7 @@ class RelationIndex:
         self, epoch: Epoch, relation_id: int, before_lsn: int
     ) -> tuple[RelationRecord, EffectiveFrom] | None:
         """Return the relation in effect before the transaction at a commit LSN, or None if it is unknown."""
-        if not self._effective[epoch, relation_id]:
+        if not self._entries().effective.get((epoch, relation_id)):
             self.catch_up()  # the snapshot app may have added it
         last = self._last_known(epoch, relation_id, before_lsn - 1)
         if last is None:
@@ -158,16 +182,14 @@ class RelationIndex:
         return None if last is None or (end is not None and end.order > last.order) else last
 
     def _last_effective(self, epoch: Epoch, relation_id: int, upto_lsn: int) -> _EffectiveVersion | None:
-        self._entries()
-        versions = self._effective[epoch, relation_id]
+        versions = self._entries().effective.get((epoch, relation_id), [])
         before = (entry for entry in versions if entry.since.commit_lsn <= upto_lsn)
         return max(before, key=lambda entry: entry.order, default=None)
 
     def _append(
         self, epoch: Epoch, relation_id: int, version: int, text: str, since: EffectiveFrom | None
     ) -> None:
-        self._entries()
-        number = 1 + sum(map(len, self._effective.values()))
+        number = 1 + sum(map(len, self._entries().effective.values()))
         columns = (None, None, None) if since is None else (since.commit_lsn, since.trigger, number)
         try:
             self._append_all([(epoch, relation_id, version, text, *columns)])
@@ -175,16 +197,16 @@ class RelationIndex:
             raise storage_error("the relation index cannot be written", error) from error
 
     def _append_all(self, entries: list[tuple[Any, ...]]) -> None:
-        self._entries()
+        known = self._entries()
         found = [dict(zip(SCHEMA.names, entry, strict=True)) for entry in entries]
         table = self._open()
         before = table.version() if table else None
         # An index of an earlier version of this package lacks the columns commit_lsn, trigger and number.
         append_delta(self._uri, pa.Table.from_pylist(found, SCHEMA), table)
         for entry in found:
-            self._remember(entry)
-        if table and before == self._version and table.version() == before + 1:
-            self._version += 1  # no other process has added an entry
+            known.remember(entry)
+        if table and before == known.version and table.version() == before + 1:
+            known.version += 1  # no other process has added an entry
 
     def _open(self) -> DeltaTable | None:
         """Open the index, or return None before its first entry.
@@ -204,7 +226,8 @@ class RelationIndex:
         LakeUnavailableError.
         """
         self.catch_up()
-        return sorted({known[0] for known in self._entries() if self._is_of_this_server(known)})
+        entries = self._entries()
+        return sorted({known[0] for known in entries.texts if entries.is_of_this_server(known)})
 
     def catch_up(self) -> None:
         """Read the entries of other processes, such as the snapshot app. Raises LakeUnavailableError."""
@@ -212,8 +235,9 @@ class RelationIndex:
             self._reload()
 
     def _has_grown(self) -> bool:
+        known = self._known or _Entries()
         try:
-            return has_commit(self._uri, self._version + 1)
+            return has_commit(self._uri, known.version + 1)
         except OSError as error:
             raise storage_error("the relation index cannot be read", error) from error
 
@@ -233,29 +257,26 @@ class RelationIndex:
         return set[TableName]().union(*(record.names for record in self._records(relation_id)))
 
     def _records(self, relation_id: int) -> Iterator[RelationRecord]:
+        entries = self._entries()
         texts = (
             text
-            for known, text in self._entries().items()
-            if known[0] == relation_id and self._is_of_this_server(known)
+            for known, text in entries.texts.items()
+            if known[0] == relation_id and entries.is_of_this_server(known)
         )
         return map(RelationRecord.from_json, texts)
 
-    def _is_of_this_server(self, known: tuple[int, int]) -> bool:
-        return self._epochs[known] >= self._first_epoch
-
     def last_epoch(self) -> int:
         """Return the highest epoch of an entry, 0 without entries. Raises LakeUnavailableError."""
-        self._entries()
-        return self._last_epoch
+        return self._entries().last_epoch
 
     def find(self, relation_id: int, version: int) -> RelationRecord | None:
         """Return the relation with an OID and a version, or None."""
-        text = self._entries().get((relation_id, version))
+        text = self._entries().texts.get((relation_id, version))
         return None if text is None else RelationRecord.from_json(text)
 
     def find_version(self, version: int) -> RelationRecord | None:
         """Return the relation with a version and any OID; None if it was never received or copied."""
-        texts = (text for (_, known), text in self._entries().items() if known == version)
+        texts = (text for (_, known), text in self._entries().texts.items() if known == version)
         return next(map(RelationRecord.from_json, texts), None)
 
     def by_version(self) -> dict[int, RelationRecord]:
@@ -264,48 +285,36 @@ class RelationIndex:
         A version is the hash of the record when it was received.
         """
         return {
-            version: RelationRecord.from_json(text) for (_, version), text in self._entries().items() if text
+            version: RelationRecord.from_json(text)
+            for (_, version), text in self._entries().texts.items()
+            if text
         }
 
     def all(self) -> list[RelationRecord]:
         """Return every relation version of every epoch, in no order."""
-        return [RelationRecord.from_json(text) for text in self._entries().values()]
+        return [RelationRecord.from_json(text) for text in self._entries().texts.values()]
 
     def _reload(self) -> None:
         """Read the index again. Cached entries are kept even if the folder has disappeared."""
-        known, self._known = self._known, None
-        self._effective.clear()
-        self._known = (known or {}) | self._entries()
+        known = self._known or _Entries()
+        kept = replace(known, texts=dict(known.texts), epochs=dict(known.epochs), effective={})
+        self._known = self._read(kept)
 
-    def _entries(self) -> dict[tuple[int, int], str]:
+    def _entries(self) -> _Entries:
+        # Set it after everything was read: an error, or another thread, must not leave or find it empty.
         if self._known is None:
-            self._known = {}
-            for row in self._read():
-                self._remember(row)
+            self._known = self._read(_Entries())
         return self._known
 
-    def _remember(self, row: dict[str, Any]) -> None:
-        relation_id, version = row["relation_id"], row["relation_version"]
-        self._last_epoch = max(self._last_epoch, row["epoch"])
-        if self._known is not None and relation_id != _ANY_RELATION:
-            known = (relation_id, version)
-            self._known[known] = row["record"]
-            self._epochs[known] = max(row["epoch"], self._epochs.get(known, 0))
-        if row["record"] == _OTHER_SOURCE:
-            self._first_epoch = max(self._first_epoch, row["epoch"])
-        if row.get("commit_lsn") is not None:
-            since = EffectiveFrom(row["commit_lsn"], row["trigger"])
-            effective = _EffectiveVersion(since, row["number"], version)
-            self._effective[row["epoch"], relation_id].append(effective)
-
-    def _read(self) -> list[dict[str, Any]]:
+    def _read(self, entries: _Entries) -> _Entries:
+        """Read the newest version of the table into these entries, and return them."""
         try:
             table = open_delta(self._uri)
         except TableNotFoundError:
-            self._version = -1
-            return []
+            return replace(entries, version=-1)
         except (DeltaError, OSError) as error:
             raise own_tables.unreadable(self._uri, RELATIONS, error) from None
-        self._version = int(table.version())
-        found: list[dict[str, Any]] = query_delta(table, "select * from it").to_pylist()
-        return found
+        entries.version = int(table.version())
+        for row in query_delta(table, "select * from it").to_pylist():
+            entries.remember(row)
+        return entries
