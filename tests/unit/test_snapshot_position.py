@@ -9,10 +9,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from airflow_provider_pgrepl.errors import BusyError
+import pytest
+
+from airflow_provider_pgrepl.errors import BusyError, TableError
+from airflow_provider_pgrepl.replication.drift.bound_rules import BoundRules
 from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, ConsistentPoints
 from airflow_provider_pgrepl.replication.lake.snapshot.snapshot_copy import SnapshotCopy
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from tests.support.announced import relation
 from tests.support.changelogs import epoch_record
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -32,17 +36,22 @@ class Locks:
         yield
 
 
-def write_point(lake: Path, *, epoch: int = 1, app_runs: bool = False) -> ConsistentPoint | None:
-    """Write the point of a snapshot at consistent point 100 that copied a table; return the newest point."""
+def snapshot(lake: Path, epoch: int = 1, *, app_runs: bool = False) -> SnapshotCopy:
+    """Return a snapshot at consistent point 100, before it copies tables."""
     pipeline = Pipeline(name="p", lake=str(lake), tables=("public.t",))
     record = epoch_record(epoch, consistent_point=100)
     exported: Any = SimpleNamespace(consistent_point=record.consistent_point, exported_at=NOW)
     state_db: Any = Locks(app_runs=app_runs)
     unused: Any = None
-    copy = SnapshotCopy(unused, "", pipeline, state_db, record, unused, exported)
+    return SnapshotCopy(unused, "", pipeline, state_db, record, unused, exported)
+
+
+def write_point(lake: Path, *, epoch: int = 1, app_runs: bool = False) -> ConsistentPoint | None:
+    """Write the point of a snapshot at consistent point 100 that copied a table; return the newest point."""
+    copy = snapshot(lake, epoch, app_runs=app_runs)
     copy._versions["public.t"] = 0
     copy.write_point()
-    return ConsistentPoints(pipeline.lake_root).latest()
+    return ConsistentPoints(str(lake)).latest()
 
 
 def test_snapshot_stands_before_its_consistent_point(tmp_path: Path) -> None:
@@ -76,3 +85,20 @@ def test_writer_of_points_continues_after_a_snapshot_at_its_last_point(tmp_path:
     write_point(tmp_path)
     app.append(ConsistentPoint(1, 120, NOW, {"public.t": 1, "public.u": 0}))
     assert [point.lsn for point in ConsistentPoints(str(tmp_path)).all()] == [99, 120]
+
+
+def test_table_waits_for_the_index_before_its_settings_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other tables, which are copied at the same time, are added to the index."""
+    copy, is_locked = snapshot(tmp_path), list[bool]()
+
+    def problems(*_: object) -> list[str]:
+        is_locked.append(copy._index_lock.locked())
+        return ["it is excluded"]
+
+    monkeypatch.setattr(BoundRules, "problems", problems)
+    unused: Any = None
+    with pytest.raises(TableError, match="it is excluded"):
+        copy._plan(unused, relation(7, "id"))
+    assert is_locked == [True]

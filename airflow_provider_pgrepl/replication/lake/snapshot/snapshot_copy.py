@@ -292,7 +292,9 @@ class SnapshotCopy:
     def _plan(self, keeper: TableSnapshotHolder, relation: Relation) -> list[CopyRange]:
         """Return the ranges to copy. Raises TableError if settings do not fit the locked table, which may
         have been altered since they were checked."""
-        if problems := list(self._rules.problems(relation)):
+        with self._index_lock:
+            problems = list(self._rules.problems(relation))
+        if problems:
             raise errors.TableError("\n".join(f"{relation.table}: {problem}" for problem in problems))
         options = self._pipeline.options(relation.table)
         return keeper.plan(copied_part(relation, options), self._pipeline.snapshot_range_bytes)
