@@ -11,9 +11,11 @@ import pytest
 
 from airflow_provider_pgrepl.replication.creek.copy_database import (
     AppliedStreamPosition,
+    ConsumerTableState,
     CopyDatabase,
     TableFailedError,
 )
+from airflow_provider_pgrepl.replication.creek.messages import Row
 from airflow_provider_pgrepl.replication.creek.table_shape import ShapeColumn, TableShape
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from tests.conftest import closing_connection
@@ -29,17 +31,32 @@ def take(dsn: str, consumer: str, source: TableName, *ids: int) -> None:
     """Take a table whole, as a consumer does at its first start."""
     with closing(CopyDatabase(dsn, consumer, "shop")) as copy:
         copy.read()
-        stream = AppliedStreamPosition(datetime.now(UTC).isoformat(), 5)
-        with copy.loading(source, TARGET, SHAPE, stream) as loading:
-            loading.add([{"id": number, "v": f"of {consumer}"} for number in ids])
-            header: Any = SimpleNamespace(lsn=100, position="1:0/1:0")
-            loading.finish(header, stream, 5)
+        load(copy, source, SHAPE, *({"id": number, "v": f"of {consumer}"} for number in ids))
 
 
-def ids(dsn: str) -> list[int]:
+def load(copy: CopyDatabase, source: TableName, shape: TableShape, *rows: Row) -> ConsumerTableState:
+    stream = AppliedStreamPosition(datetime.now(UTC).isoformat(), 5)
+    with copy.loading(source, TARGET, shape, stream) as loading:
+        loading.add(rows)
+        header: Any = SimpleNamespace(lsn=100, position="1:0/1:0")
+        return loading.finish(header, stream, 5)
+
+
+def apply(copy: CopyDatabase, table: ConsumerTableState, shape: TableShape, **change: Any) -> None:
+    fields = {"id": "", "lsn": 200, "before": None, "after": None, "unchanged": (), "sequence": 6, **change}
+    copy.apply(
+        {ORDERS: table}, [(ORDERS, shape, SimpleNamespace(**fields))], 6, AppliedStreamPosition("made", 6)
+    )
+
+
+def ids(dsn: str) -> list[Any]:
+    return [found for (found,) in asked(dsn, "select id from copied order by id")]
+
+
+def asked(dsn: str, sql: str) -> list[Any]:
     with closing_connection(dsn) as connection, connection.cursor() as cursor:
-        cursor.execute("select id from copied order by id")
-        return [number for (number,) in cursor.fetchall()]
+        cursor.execute(sql)
+        return cursor.fetchall()
 
 
 @pytest.mark.parametrize(("consumer", "source"), [("bi", ORDERS), ("reports", DEALS)])
@@ -104,6 +121,19 @@ def test_rows_of_another_table_of_the_targets_name_stay(dsn, leaves):
     take(dsn, "reports", ORDERS, 2)
     take(dsn, "reports", ORDERS, 3)
     assert ids(dsn) == [3]
+
+
+@pytest.mark.parametrize("kind", ["character(3)", "bit(3)", "character(3)[]", "bit(3)[]", "varchar(3)"])
+def test_values_of_a_target_with_a_length_are_whole(dsn, kind):
+    execute(dsn, f"create table copied (id {kind} primary key, v text)")
+    shape = TableShape((ShapeColumn("id", "id", "text", True, False), SHAPE.columns[1]))
+    first, second, third = (["101"], ["100"], ["110"]) if kind.endswith("[]") else ("101", "100", "110")
+    with closing(CopyDatabase(dsn, "reports", "shop")) as copy:
+        copy.read()
+        table = load(copy, ORDERS, shape, {"id": first, "v": None}, {"id": second, "v": None})
+        apply(copy, table, shape, op="u_pk", before={"id": second}, after={"id": third, "v": None})
+        apply(copy, table, shape, op="d", before={"id": first})
+    assert asked(dsn, "select id::text from copied") == [("{110}" if kind.endswith("[]") else "110",)]
 
 
 def test_view_is_no_target(dsn):

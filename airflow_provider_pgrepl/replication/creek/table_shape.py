@@ -15,6 +15,8 @@ from airflow_provider_pgrepl.replication.postgres.names import TableName, quote_
 from .messages import Row
 
 _SIZE = re.compile(r"\(\d+(,-?\d+)?\)")
+_UNLIMITED = {"character": "pg_catalog.bpchar", "bit": 'pg_catalog."bit"'}
+"""Types that have the length 1 if none is given, each under a name with which it has no limit."""
 _AVRO_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -137,7 +139,9 @@ def _value(column: ShapeColumn, types: Mapping[str, str]) -> str:
 
 def unsized(pg_type: str) -> str:
     """Return the SQL of a type without its length or precision."""
-    return _SIZE.sub("", pg_type)
+    name = _SIZE.sub("", pg_type)
+    element = name.removesuffix("[]")
+    return _UNLIMITED.get(element, element) + name[len(element) :]
 
 
 def _quoted(name: str) -> str:
