@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +26,8 @@ ORDERS, DEALS, TARGET = (TableName("public", name) for name in ("orders", "deals
 SHAPE = TableShape(
     (ShapeColumn("id", "id", "integer", True, False), ShapeColumn("v", "v", "text", False, True))
 )
+WHOLE = TableShape(tuple(replace(column, is_key=True, is_nullable=True) for column in SHAPE.columns))
+"""The same columns where the whole row identifies a row."""
 
 
 def take(dsn: str, consumer: str, source: TableName, *ids: int) -> None:
@@ -134,6 +137,16 @@ def test_values_of_a_target_with_a_length_are_whole(dsn, kind):
         apply(copy, table, shape, op="u_pk", before={"id": second}, after={"id": third, "v": None})
         apply(copy, table, shape, op="d", before={"id": first})
     assert asked(dsn, "select id::text from copied") == [("{110}" if kind.endswith("[]") else "110",)]
+
+
+def test_deletion_without_a_key_leaves_the_rows_of_other_partitions(dsn):
+    parts = (f"create table part_{n} partition of copied for values in ({n})" for n in (1, 2, 3))
+    execute(dsn, "create table copied (id int, v text) partition by list (id)", *parts)
+    with closing(CopyDatabase(dsn, "reports", "shop")) as copy:
+        copy.read()
+        table = load(copy, ORDERS, WHOLE, *({"id": number, "v": "a"} for number in (1, 2, 3)))
+        apply(copy, table, WHOLE, op="d", before={"id": 2, "v": "a"})
+    assert ids(dsn) == [1, 3]
 
 
 def test_view_is_no_target(dsn):

@@ -118,8 +118,9 @@ class TableShape:
             f"{_quoted(one.name)}::text IS NOT DISTINCT FROM {_value(one, types)}::text"
             for one in self.columns
         )
-        found = f"SELECT ctid FROM {_of(table)} WHERE {where} LIMIT 1"  # noqa: S608 - names are quoted
-        return f"DELETE FROM {_of(table)} WHERE ctid = ({found})"  # noqa: S608 - names are quoted
+        # A row of another partition may have the same ctid.
+        found = f"SELECT tableoid, ctid FROM {_of(table)} WHERE {where} LIMIT 1"  # noqa: S608 - names are quoted
+        return f"DELETE FROM {_of(table)} WHERE (tableoid, ctid) = ({found})"  # noqa: S608 - names are quoted
 
 
 def earlier_key(key: Row) -> Row:
