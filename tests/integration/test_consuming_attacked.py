@@ -13,7 +13,7 @@ import pytest
 from airflow_provider_pgrepl.__main__ import main
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.process import TARGET_VARIABLE
-from airflow_provider_pgrepl.replication.creek.copy_database import keeps_less
+from airflow_provider_pgrepl.replication.creek.table_shape import keeps_less
 from airflow_provider_pgrepl.replication.creek.wire import framed
 from demo.nats import NatsServer
 from tests.conftest import closing_connection

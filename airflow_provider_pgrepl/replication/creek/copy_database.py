@@ -7,7 +7,6 @@ name.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -29,7 +28,7 @@ from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName, quote_identifier
 
 from .messages import Row, SnapshotHeader, WalChange
-from .table_shape import TableShape, earlier_key
+from .table_shape import TableShape, earlier_key, keeps_less
 
 _STATE = """
 CREATE SCHEMA IF NOT EXISTS _pgrepl_consumer;
@@ -48,11 +47,6 @@ SELECT EXISTS (SELECT FROM pg_catalog.pg_attribute
                WHERE attrelid = to_regclass('_pgrepl_consumer.tables') AND attname = 'missing_after')
 """
 UP_TO_DATE = -1
-_INTEGERS = frozenset({"smallint", "integer", "bigint", "int2", "int4", "int8"})
-_FLOATS = frozenset({"real", "double precision", "float4", "float8"})
-_MOMENTS = ("timestamp", "time")
-_SIZED = re.compile(r"(?P<name>[a-z0-9 _\"]+?)(\((?P<first>\d+)(,(?P<second>-?\d+))?\))?(?P<zone> with.*)?")
-_SHORT = {"decimal": "numeric", "timestamp without time zone": "timestamp"}
 _TABLES = ("r", "p")
 _FOUND = "SELECT oid::bigint, relkind::text FROM pg_catalog.pg_class WHERE oid = pg_catalog.to_regclass(%s)"
 _OTHERS = """
@@ -191,38 +185,6 @@ class ConsumerTableState:
 def _is_later(change: str, other: str) -> bool:
     """Return True if the id of a change is above another."""
     return EventPosition.parse(change) > EventPosition.parse(other)
-
-
-def keeps_less(source: str, target: str) -> bool:
-    """Return True if a column of type `target` may lose part of a value of type `source`. Both are SQL:
-    `pg_catalog."numeric"(10,2)`, `timestamp(0) with time zone`."""
-    (name, size, scale, zone), (of, limit, to, to_zone) = _parts(source), _parts(target)
-    if of in _INTEGERS:
-        return name == "numeric" or name in _FLOATS
-    if of == "numeric" and limit is not None:
-        return name in _FLOATS or (name == "numeric" and (scale is None or (to or 0) < scale))
-    if of in ("real", "float4"):
-        return name == "numeric" or name in ("double precision", "float8")
-    if of in ("double precision", "float8"):
-        return name == "numeric"
-    if of == "date":
-        return name.startswith("timestamp")
-    if of.startswith(_MOMENTS):
-        is_moment = name.startswith(_MOMENTS)
-        return is_moment and ((limit is not None and size is None) or of[:5] != name[:5] or zone != to_zone)
-    return False
-
-
-def _parts(text: str) -> tuple[str, int | None, int | None, bool]:
-    """Return a type's name, its length or precision, its scale, and True if the type has a time zone."""
-    found = _SIZED.fullmatch(text.replace("pg_catalog.", "").replace('"', "").lower())
-    if found is None:
-        return text, None, None, False
-    first, second = (None if found[key] is None else int(found[key]) for key in ("first", "second"))
-    name = found["name"]
-    has_zone = name.endswith("tz") or (found["zone"] or "").startswith(" with time zone")
-    scale = (second or 0) if first is not None else None
-    return _SHORT.get(name, name).removesuffix("tz"), first, scale, has_zone
 
 
 class TableFailedError(TargetError):

@@ -15,6 +15,11 @@ from airflow_provider_pgrepl.replication.postgres.names import TableName, quote_
 from .messages import Row
 
 _SIZE = re.compile(r"\(\d+(,-?\d+)?\)")
+_INTEGERS = frozenset({"smallint", "integer", "bigint", "int2", "int4", "int8"})
+_FLOATS = frozenset({"real", "double precision", "float4", "float8"})
+_MOMENTS = ("timestamp", "time")
+_SIZED = re.compile(r"(?P<name>[a-z0-9 _\"]+?)(\((?P<first>\d+)(,(?P<second>-?\d+))?\))?(?P<zone> with.*)?")
+_SHORT = {"decimal": "numeric", "timestamp without time zone": "timestamp"}
 _UNLIMITED = {"character": "pg_catalog.bpchar", "bit": 'pg_catalog."bit"'}
 """Types that have the length 1 if none is given, each under a name with which it has no limit."""
 _AVRO_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -143,6 +148,38 @@ def unsized(pg_type: str) -> str:
     name = _SIZE.sub("", pg_type)
     element = name.removesuffix("[]")
     return _UNLIMITED.get(element, element) + name[len(element) :]
+
+
+def keeps_less(source: str, target: str) -> bool:
+    """Return True if a column of type `target` may lose part of a value of type `source`. Both are SQL:
+    `pg_catalog."numeric"(10,2)`, `timestamp(0) with time zone`."""
+    (name, size, scale, zone), (of, limit, to, to_zone) = _parts(source), _parts(target)
+    if of in _INTEGERS:
+        return name == "numeric" or name in _FLOATS
+    if of == "numeric" and limit is not None:
+        return name in _FLOATS or (name == "numeric" and (scale is None or (to or 0) < scale))
+    if of in ("real", "float4"):
+        return name == "numeric" or name in ("double precision", "float8")
+    if of in ("double precision", "float8"):
+        return name == "numeric"
+    if of == "date":
+        return name.startswith("timestamp")
+    if of.startswith(_MOMENTS):
+        is_moment = name.startswith(_MOMENTS)
+        return is_moment and ((limit is not None and size is None) or of[:5] != name[:5] or zone != to_zone)
+    return False
+
+
+def _parts(text: str) -> tuple[str, int | None, int | None, bool]:
+    """Return a type's name, its length or precision, its scale, and True if the type has a time zone."""
+    found = _SIZED.fullmatch(text.replace("pg_catalog.", "").replace('"', "").lower())
+    if found is None:
+        return text, None, None, False
+    first, second = (None if found[key] is None else int(found[key]) for key in ("first", "second"))
+    name = found["name"]
+    has_zone = name.endswith("tz") or (found["zone"] or "").startswith(" with time zone")
+    scale = (second or 0) if first is not None else None
+    return _SHORT.get(name, name).removesuffix("tz"), first, scale, has_zone
 
 
 def _quoted(name: str) -> str:
