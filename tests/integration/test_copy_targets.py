@@ -45,11 +45,12 @@ def load(copy: CopyDatabase, source: TableName, shape: TableShape, *rows: Row) -
         return loading.finish(header, stream, 5)
 
 
-def apply(copy: CopyDatabase, table: ConsumerTableState, shape: TableShape, **change: Any) -> None:
-    fields = {"id": "", "lsn": 200, "before": None, "after": None, "unchanged": (), "sequence": 6, **change}
-    copy.apply(
-        {ORDERS: table}, [(ORDERS, shape, SimpleNamespace(**fields))], 6, AppliedStreamPosition("made", 6)
-    )
+def apply(
+    copy: CopyDatabase, table: ConsumerTableState, shape: TableShape, **fields: Any
+) -> ConsumerTableState:
+    given = {"id": "", "lsn": table.stamp + 1, "before": None, "after": None, "unchanged": (), **fields}
+    change: Any = SimpleNamespace(sequence=6, **given)
+    return copy.apply({ORDERS: table}, [(ORDERS, shape, change)], 6, AppliedStreamPosition("made", 6))[ORDERS]
 
 
 def ids(dsn: str) -> list[Any]:
@@ -126,6 +127,20 @@ def test_rows_of_another_table_of_the_targets_name_stay(dsn, leaves):
     assert ids(dsn) == [3]
 
 
+@pytest.mark.parametrize("leaves", ["drop table copied", "alter table copied rename to kept"])
+def test_rows_of_another_table_stay_in_the_run_that_loaded_the_first_one(dsn, leaves):
+    with closing(CopyDatabase(dsn, "reports", "shop")) as copy:
+        copy.read()
+        table = load(copy, ORDERS, SHAPE, {"id": 1, "v": "a"})
+        table = apply(copy, table, SHAPE, op="c", after={"id": 2, "v": "b"})
+        execute(dsn, leaves, SHAPE.create_sql(TARGET), "insert into copied values (7, 'mine')")
+        with pytest.raises(TableFailedError, match=r"is another table .* nothing was changed"):
+            apply(copy, table, SHAPE, op="t")
+        copy.write_failed(table)
+        assert copy.read()[1] == {ORDERS: table}
+    assert ids(dsn) == [7]
+
+
 @pytest.mark.parametrize("kind", ["character(3)", "bit(3)", "character(3)[]", "bit(3)[]", "varchar(3)"])
 def test_values_of_a_target_with_a_length_are_whole(dsn, kind):
     execute(dsn, f"create table copied (id {kind} primary key, v text)")
@@ -134,7 +149,7 @@ def test_values_of_a_target_with_a_length_are_whole(dsn, kind):
     with closing(CopyDatabase(dsn, "reports", "shop")) as copy:
         copy.read()
         table = load(copy, ORDERS, shape, {"id": first, "v": None}, {"id": second, "v": None})
-        apply(copy, table, shape, op="u_pk", before={"id": second}, after={"id": third, "v": None})
+        table = apply(copy, table, shape, op="u_pk", before={"id": second}, after={"id": third, "v": None})
         apply(copy, table, shape, op="d", before={"id": first})
     assert asked(dsn, "select id::text from copied") == [("{110}" if kind.endswith("[]") else "110",)]
 

@@ -391,8 +391,7 @@ class CopyDatabase:
                     self._run(cursor, table, shape, change)
                     table = table.with_change(change)
                 after[source] = table
-            for table in after.values():
-                self.write_table(cursor, table)
+            after = {source: self.write_table(cursor, table) for source, table in after.items()}
             self.write_stream(cursor, stream)
         self._stream = stream
         return after
@@ -431,7 +430,8 @@ class CopyDatabase:
             (*self._whose, stream.made, stream.sequence),
         )
 
-    def write_table(self, cursor: Any, table: ConsumerTableState) -> None:
+    def write_table(self, cursor: Any, table: ConsumerTableState) -> ConsumerTableState:
+        """Record a table, and return it with its target's oid."""
         place = (str(table.target), int(table.stamp), table.change)
         progress = (table.sequence, table.error, table.missing_after)
         cursor.execute(
@@ -442,9 +442,10 @@ class CopyDatabase:
             " ON CONFLICT (consumer, database, source) DO UPDATE"
             " SET (target, stamp, change, sequence, error, missing_after, target_oid) = (excluded.target,"
             " excluded.stamp, excluded.change, excluded.sequence, excluded.error, excluded.missing_after,"
-            " excluded.target_oid)",
+            " excluded.target_oid) RETURNING target_oid",
             (*self._whose, str(table.source), *place, *progress, table.target_oid, table.target.sql),
         )
+        return replace(table, target_oid=cursor.fetchone()[0])
 
     def _types(self, cursor: Any, source: TableName, target: TableName, shape: TableShape) -> dict[str, str]:
         """Return the SQL types of a target's columns. Raises OutgrownError if columns are missing,
@@ -542,7 +543,7 @@ class TableLoad:
         """Record the table's position, and the stream's, in the transaction of the rows, and return the
         table."""
         table = ConsumerTableState(self._source, self._target, header.lsn, header.position, sequence)
-        self._copy.write_table(self._cursor, table)
+        table = self._copy.write_table(self._cursor, table)
         self._copy.write_stream(self._cursor, stream)
         return table
 
