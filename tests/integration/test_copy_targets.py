@@ -164,6 +164,16 @@ def test_deletion_without_a_key_leaves_the_rows_of_other_partitions(dsn):
     assert ids(dsn) == [1, 3]
 
 
+def test_update_of_a_row_whose_columns_are_all_of_the_identitys_index_leaves_one_row(dsn):
+    """The schema is that of REPLICA IDENTITY FULL; the update has the key, which it left, as its old row."""
+    row = {"id": 1, "v": "a"}
+    with closing(CopyDatabase(dsn, "reports", "shop")) as copy:
+        copy.read()
+        table = load(copy, ORDERS, WHOLE, row)
+        apply(copy, table, WHOLE, op="u", before=row, after=row)
+    assert ids(dsn) == [1]
+
+
 def test_view_is_no_target(dsn):
     """It may show no row of a table that has some, and take what is deleted there."""
     view = "create view copied as select id, v from base where active"

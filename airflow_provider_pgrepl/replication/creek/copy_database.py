@@ -499,7 +499,8 @@ class CopyDatabase:
                     "give the source's table REPLICA IDENTITY FULL, with which the source sends such values;"
                     f" then copy it again: pgrepl consume FILE.json --resnapshot {target}",
                 )
-            before = change.before if change.op in ("d", "u_pk") else None
+            # Without a key, `u` is of a table whose index has all columns: FULL sends `u_pk`.
+            before = change.before if change.op in ("d", "u_pk") or not shape.keys else None
             if shape.keys and change.after and change.op != "d" and (before or change.unchanged):
                 # Update the row instead of deleting and inserting it: the values that were not sent stay in
                 # it.

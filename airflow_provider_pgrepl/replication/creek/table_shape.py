@@ -59,7 +59,8 @@ class TableShape:
         """Return the key columns, or no column if the table has no key.
 
         With REPLICA IDENTITY FULL, creek's schema marks every column as a nullable key column: then there is
-        no key. Columns of an index are nullable in that schema as well, but are not all columns.
+        no key. Columns of an index are nullable in that schema as well: an index of all columns looks the
+        same, and counts as no key.
         """
         keys = [column for column in self.columns if column.is_key]
         is_whole = len(keys) == len(self.columns) and all(column.is_nullable for column in keys)
