@@ -6,25 +6,29 @@ import asyncio
 import json
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 import psycopg2
 import pytest
+from nats.aio.msg import Msg
 
 from airflow_provider_pgrepl.errors import TargetError, TargetUnavailableError
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.creek import publish_snapshot
 from airflow_provider_pgrepl.replication.app.process import TARGET_VARIABLE
+from airflow_provider_pgrepl.replication.creek import stream_reading
 from airflow_provider_pgrepl.replication.creek.client import CreekClient, Snapshot
 from airflow_provider_pgrepl.replication.creek.messages import Row, WalChange
 from airflow_provider_pgrepl.replication.creek.snapshot_requests import LakeSnapshots, SnapshotRequests
-from airflow_provider_pgrepl.replication.creek.stream_reading import StreamPosition, place_of
+from airflow_provider_pgrepl.replication.creek.stream_reading import STAMP, StreamPosition, place_of
 from airflow_provider_pgrepl.replication.creek.wire import Version, Wire
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.publish.record import read_record
+from airflow_provider_pgrepl.replication.events.targets.base import NATS_ID
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from demo.nats import NatsServer
@@ -368,6 +372,44 @@ def test_a_snapshot_needs_no_request(published, capsys, monkeypatch):
         assert publish_snapshot.main([*given, "--table", table]) == process.WILL_NOT_HELP
     published.configure(publishers={"events": {"target": "rabbitmq"}})
     assert publish_snapshot.main([*given, "--table", "public.other"]) == process.WILL_NOT_HELP
+
+
+def test_messages_that_arrive_late_are_not_taken_for_the_end_of_the_stream(jetstream, monkeypatch):
+    """The server may take longer than a look, or answer nothing while it elects a leader."""
+    consumed, last_message, failures = stream_reading._consumed, stream_reading.last_message, [TimeoutError()]
+
+    async def late(*given: Any) -> AsyncIterator[list[Msg]]:
+        yield []
+        yield []
+        async for messages in consumed(*given):
+            yield messages
+
+    async def failing_once(*given: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return await last_message(*given)
+
+    async def places(creek: CreekClient) -> tuple[int | None, int | None, StreamPosition]:
+        link, wire = creek._jetstream, Wire("CREEK", "late")
+        stream, subject = wire.stream("wal"), wire.subject("wal", "public.t")
+        await link.add_stream(name=stream, subjects=[wire.all_subjects("wal")])
+        for number in (1, 2, 3):
+            headers = {NATS_ID: f"1:0/{number}:0", STAMP: f"0/{number}0"}
+            await link.publish(subject, b"", headers=headers)
+        second, third = [(await link.get_msg(stream, number)).time for number in (2, 3)]
+        monkeypatch.setattr(stream_reading, "_consumed", late)
+        place = await place_of(link, wire, "public.t", EventPosition.parse("1:0/2:0"), third)
+        monkeypatch.setattr(stream_reading, "last_message", failing_once)
+        after = third + timedelta(seconds=1)
+        return await creek.sequence_before(second), await creek.sequence_before(after), place
+
+    async def with_client() -> tuple[int | None, int | None, StreamPosition]:
+        async with CreekClient(jetstream.uri, "late") as creek:
+            return await places(creek)
+
+    before, after_all, place = asyncio.run(with_client())
+    assert (before, after_all, place.stamp) == (1, None, LSN.parse("0/20"))
+    assert not failures
 
 
 def test_a_snapshot_finds_its_place_while_others_go_on(published):

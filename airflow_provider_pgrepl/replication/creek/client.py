@@ -40,7 +40,7 @@ from .messages import (
     row_of,
 )
 from .snapshot import END
-from .stream_reading import after_sequence, last_message, ordered_messages
+from .stream_reading import after_sequence, last_message, ordered_messages, stored_messages
 from .wire import TOPIC_FORM, TOPIC_SUFFIX, Kind, PacketDecoder, Version, Wire, unframed
 
 _CONNECT_S, _ANSWER_S = 10.0, 30.0
@@ -228,11 +228,10 @@ class CreekClient:
 
         :param moment: a time with time zone, by the NATS server's clock
         """
-        begin = ConsumerConfig(deliver_policy=DeliverPolicy.BY_START_TIME, opt_start_time=moment)
         stream, place = self._wire.stream("wal"), self._wire.all_subjects("wal")
-        async with aclosing(ordered_messages(self._jetstream, stream, place, begin)) as batches:
+        async with aclosing(stored_messages(self._jetstream, stream, place, moment)) as batches:
             async for messages in batches:
-                return int(messages[0].metadata.sequence.stream) - 1 if messages else None
+                return int(messages[0].metadata.sequence.stream) - 1
         return None
 
     async def stream_bounds(self) -> StreamBounds:

@@ -193,7 +193,7 @@ class Consumer:
         header, target = snapshot.header, self._tables[source]
         # The snapshot may be older than the messages that were read: it is as of the publisher's recorded
         # progress.
-        before = await self._creek.sequence_before(header.at)
+        before = await self._unless_over(self._creek.sequence_before(header.at))
         place = min((one for one in (before, held_at) if one is not None), default=UP_TO_DATE)
         if place >= self._stream.sequence:
             place = UP_TO_DATE
@@ -205,7 +205,7 @@ class Consumer:
             return loading.finish(header, self._stream, place)
 
     async def _unless_over(self, work: Coroutine[Any, Any, _Found]) -> _Found:
-        """Wait for a publisher's data without a time limit. Raises _TimeToEnd if the consumer must stop."""
+        """Wait without a time limit for what others send. Raises _TimeToEnd if the consumer must stop."""
         waiting = asyncio.ensure_future(work)
         try:
             while not waiting.done():

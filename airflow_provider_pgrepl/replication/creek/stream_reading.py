@@ -87,6 +87,39 @@ async def ordered_messages(
             begin = after_sequence(last)
 
 
+async def stored_messages(
+    jetstream: Any, stream: str, subject: str, since: datetime | None = None
+) -> AsyncGenerator[list[Msg]]:
+    """Yield the messages of a stream in batches, to the last one that it has. `since`: begin with the first
+    message that arrived at that time or later.
+
+    That nothing arrived for a while is no end: the server may be slow, away or electing a leader. Raises
+    what `ordered_messages` raises, and ConnectionClosedError if the client does not connect again.
+    """
+    policy = DeliverPolicy.ALL if since is None else DeliverPolicy.BY_START_TIME
+    begin, last = ConsumerConfig(deliver_policy=policy, opt_start_time=since), 0
+    async with aclosing(ordered_messages(jetstream, stream, subject, begin)) as batches:
+        async for messages in batches:
+            if messages:
+                last = messages[-1].metadata.sequence.stream
+                yield messages
+            elif not await _may_have_more(jetstream, stream, subject, last, since):
+                return
+
+
+async def _may_have_more(
+    jetstream: Any, stream: str, subject: str, last: int, since: datetime | None
+) -> bool:
+    """Return False if the stream has no message after `last` that arrived at `since` or later."""
+    try:
+        newest = await last_message(jetstream, stream, subject)
+    except nats.errors.ConnectionClosedError:
+        raise
+    except _PASSING_OR_AWAY:
+        return True
+    return newest is not None and newest.seq > last and (since is None or newest.time >= since)
+
+
 def after_sequence(sequence: int) -> ConsumerConfig:
     """Return the configuration of a consumer that begins with the first message after `sequence`."""
     return ConsumerConfig(deliver_policy=DeliverPolicy.BY_START_SEQUENCE, opt_start_seq=sequence + 1)
@@ -200,17 +233,14 @@ async def _last_upto(
 ) -> Msg | None:
     """Return the last message at or before the position, if one arrived within `seconds` before
     `published_at`."""
-    begin = ConsumerConfig(deliver_policy=DeliverPolicy.ALL)
-    if seconds is not None:
-        since = published_at - timedelta(seconds=seconds)
-        begin = ConsumerConfig(deliver_policy=DeliverPolicy.BY_START_TIME, opt_start_time=since)
+    since = None if seconds is None else published_at - timedelta(seconds=seconds)
     found = None
-    async with aclosing(ordered_messages(jetstream, stream, subject, begin)) as batches:
+    async with aclosing(stored_messages(jetstream, stream, subject, since)) as batches:
         async for messages in batches:
             for message in messages:
                 if _is_upto(message.headers, position):
                     found = message
-            if not messages or messages[-1].metadata.sequence.stream >= end:
+            if messages[-1].metadata.sequence.stream >= end:
                 break
     return found
 
