@@ -275,7 +275,7 @@ def test_a_second_consumer_of_the_same_name_ends(copied):
     finally:
         kill(first)
         kill(second)
-    assert "another process of consumer copy has advanced its position in the stream of" in copied.log_tail()
+    assert "another process of consumer copy has begun to apply the stream of" in copied.log_tail()
     copied.consume()
     copied.assert_equal()
 

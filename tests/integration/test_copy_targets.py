@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_pgrepl.errors import FencedError
 from airflow_provider_pgrepl.replication.creek.copy_database import (
     AppliedStreamPosition,
     ConsumerTableState,
@@ -46,11 +47,15 @@ def load(copy: CopyDatabase, source: TableName, shape: TableShape, *rows: Row) -
 
 
 def apply(
-    copy: CopyDatabase, table: ConsumerTableState, shape: TableShape, **fields: Any
+    copy: CopyDatabase,
+    table: ConsumerTableState,
+    shape: TableShape,
+    stream: AppliedStreamPosition = AppliedStreamPosition("made", 6),  # noqa: B008 - it is frozen
+    **fields: Any,
 ) -> ConsumerTableState:
     given = {"id": "", "lsn": table.stamp + 1, "before": None, "after": None, "unchanged": (), **fields}
     change: Any = SimpleNamespace(sequence=6, **given)
-    return copy.apply({ORDERS: table}, [(ORDERS, shape, change)], 6, AppliedStreamPosition("made", 6))[ORDERS]
+    return copy.apply({ORDERS: table}, [(ORDERS, shape, change)], 6, stream)[ORDERS]
 
 
 def ids(dsn: str) -> list[Any]:
@@ -71,6 +76,21 @@ def test_target_that_another_consumer_or_source_has_is_rejected(dsn, consumer, s
     assert ids(dsn) == [1, 2]
     take(dsn, "reports", ORDERS, 3)
     assert ids(dsn) == [3]
+
+
+def test_process_that_another_one_of_the_same_name_has_replaced_is_fenced(dsn):
+    """While a table is behind, the position in the stream stays the same."""
+    with (
+        closing(CopyDatabase(dsn, "reports", "shop")) as first,
+        closing(CopyDatabase(dsn, "reports", "shop")) as second,
+    ):
+        first.read()
+        table = load(first, ORDERS, WHOLE, {"id": 1, "v": "a"})
+        stream, _ = second.read()
+        with pytest.raises(FencedError, match="another process of consumer reports has begun"):
+            apply(first, table, WHOLE, stream, op="c", after={"id": 2, "v": "b"})
+        apply(second, table, WHOLE, stream, op="c", after={"id": 2, "v": "b"})
+    assert ids(dsn) == [1, 2]
 
 
 def test_rows_that_no_consumer_has_written_stay(dsn):
@@ -184,7 +204,11 @@ def test_view_is_no_target(dsn):
 
 def test_state_of_an_earlier_version_records_the_target_when_it_writes(dsn):
     take(dsn, "reports", ORDERS, 1)
-    execute(dsn, "alter table _pgrepl_consumer.tables drop column target_oid, drop column missing_after")
+    execute(
+        dsn,
+        "alter table _pgrepl_consumer.tables drop column target_oid, drop column missing_after",
+        "alter table _pgrepl_consumer.streams drop column run",
+    )
     take(dsn, "reports", ORDERS, 2)
     with closing_connection(dsn) as connection, connection.cursor() as cursor:
         cursor.execute("select target_oid = 'copied'::regclass::oid::bigint from _pgrepl_consumer.tables")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import psycopg2.extensions
 import psycopg2.extras
@@ -41,10 +41,11 @@ CREATE TABLE IF NOT EXISTS _pgrepl_consumer.tables (
     PRIMARY KEY (consumer, database, source));
 ALTER TABLE _pgrepl_consumer.tables ADD COLUMN IF NOT EXISTS target_oid bigint NOT NULL DEFAULT 0;
 ALTER TABLE _pgrepl_consumer.tables ADD COLUMN IF NOT EXISTS missing_after text NOT NULL DEFAULT '';
+ALTER TABLE _pgrepl_consumer.streams ADD COLUMN IF NOT EXISTS run text NOT NULL DEFAULT '';
 """
 _IS_MADE = """
 SELECT EXISTS (SELECT FROM pg_catalog.pg_attribute
-               WHERE attrelid = to_regclass('_pgrepl_consumer.tables') AND attname = 'missing_after')
+               WHERE attrelid = to_regclass('_pgrepl_consumer.streams') AND attname = 'run')
 """
 UP_TO_DATE = -1
 _TABLES = ("r", "p")
@@ -303,7 +304,7 @@ class CopyDatabase:
     """
 
     def __init__(self, dsn: str, consumer: str, database: str) -> None:
-        self._whose = consumer, database
+        self._whose, self._run_id = (consumer, database), uuid4().hex
         self._known: dict[TableName, tuple[TableShape, dict[str, str]]] = {}
         self._stream: AppliedStreamPosition | None = None
         with answering():
@@ -317,17 +318,16 @@ class CopyDatabase:
         self._connection.close()
 
     def read(self) -> tuple[AppliedStreamPosition, dict[TableName, ConsumerTableState]]:
-        """Return the position in the stream, and the tables by their sources."""
+        """Return the position in the stream, and the tables by their sources. From then on, other processes
+        of the consumer can no longer write."""
         with answering(), self._connection, self._connection.cursor() as cursor:
             cursor.execute(
-                "SELECT made, sequence FROM _pgrepl_consumer.streams WHERE consumer = %s AND database = %s",
-                self._whose,
+                "INSERT INTO _pgrepl_consumer.streams (consumer, database, made, sequence, run)"
+                " VALUES (%s, %s, '', 0, %s) ON CONFLICT (consumer, database) DO UPDATE"
+                " SET run = excluded.run RETURNING made, sequence",
+                (*self._whose, self._run_id),
             )
-            found = cursor.fetchone()
-            self._stream = AppliedStreamPosition(*found) if found else AppliedStreamPosition()
-            if not found:
-                # Write the row, so that one of two processes that start at the same time waits for the other.
-                self.write_stream(cursor, self._stream)
+            self._stream = AppliedStreamPosition(*cursor.fetchone())
             cursor.execute(
                 "SELECT source, target, stamp, change, sequence, error, target_oid, missing_after"
                 " FROM _pgrepl_consumer.tables WHERE consumer = %s AND database = %s AND stamp <> %s",
@@ -403,20 +403,20 @@ class CopyDatabase:
 
     @contextmanager
     def transaction(self) -> Iterator[Any]:
-        """Run the block in a transaction. Raises FencedError before the block if another process has changed
-        the position in the stream."""
+        """Run the block in a transaction. Raises FencedError before the block if another process has begun
+        since `read`, or has changed the position in the stream."""
         with answering(), self._connection, self._connection.cursor() as cursor:
             cursor.execute(
-                "SELECT made, sequence FROM _pgrepl_consumer.streams WHERE consumer = %s AND database = %s"
-                " FOR UPDATE",
+                "SELECT run, made, sequence FROM _pgrepl_consumer.streams"
+                " WHERE consumer = %s AND database = %s FOR UPDATE",
                 self._whose,
             )
-            found = cursor.fetchone()
-            if found is None or AppliedStreamPosition(*found) != self._stream:
+            run, *position = cursor.fetchone() or ("", "", 0)
+            # An earlier version writes no run. The position alone does not differ while a table is behind.
+            if run != self._run_id or AppliedStreamPosition(*position) != self._stream:
                 consumer, database = self._whose
                 raise FencedError(
-                    f"another process of consumer {consumer} has advanced its position in the stream of"
-                    f" {database}",
+                    f"another process of consumer {consumer} has begun to apply the stream of {database}",
                     "keep one of the two: if both are restarted, they replace each other. A consumer with"
                     " another name needs other target tables",
                 )
@@ -424,10 +424,9 @@ class CopyDatabase:
 
     def write_stream(self, cursor: Any, stream: AppliedStreamPosition) -> None:
         cursor.execute(
-            "INSERT INTO _pgrepl_consumer.streams (consumer, database, made, sequence)"
-            " VALUES (%s, %s, %s, %s) ON CONFLICT (consumer, database) DO UPDATE"
-            " SET (made, sequence) = (excluded.made, excluded.sequence)",
-            (*self._whose, stream.made, stream.sequence),
+            "UPDATE _pgrepl_consumer.streams SET (made, sequence) = (%s, %s)"
+            " WHERE consumer = %s AND database = %s",
+            (stream.made, stream.sequence, *self._whose),
         )
 
     def write_table(self, cursor: Any, table: ConsumerTableState) -> ConsumerTableState:
