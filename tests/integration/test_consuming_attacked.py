@@ -96,6 +96,11 @@ def test_numbers_below_zero(world):
         ('"date"', "timestamp without time zone", False),
         ('"text"', "uuid", False),
         ('"varchar"', "character varying(5)", False),
+        ('"_numeric"(10,4)', "numeric(6,2)[]", True),
+        ('"_numeric"(6,2)', "numeric(6,2)[]", False),
+        ('"_numeric"', "integer[]", True),
+        ('"_timestamptz"', "timestamp(0) with time zone[]", True),
+        ('"_int4"', "bigint[]", False),
     ],
 )
 def test_a_type_that_rounds_or_cuts_keeps_less(source, target, less):

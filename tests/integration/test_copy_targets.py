@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -192,6 +193,15 @@ def test_update_of_a_row_whose_columns_are_all_of_the_identitys_index_leaves_one
         table = load(copy, ORDERS, WHOLE, row)
         apply(copy, table, WHOLE, op="u", before=row, after=row)
     assert ids(dsn) == [1]
+
+
+def test_numbers_of_an_array_have_the_scale_that_they_have_at_the_source(dsn):
+    items = {"type": "bytes", "logicalType": "decimal", "precision": 6, "scale": 2}
+    field = {"name": "n", "type": {"type": "array", "items": items}, "pgKey": False, "pgType": "_numeric"}
+    shape = TableShape.parse(json.dumps({"name": "orders", "type": "record", "fields": [field]}))
+    execute(dsn, shape.create_sql(TARGET))
+    kind = "select format_type(atttypid, atttypmod) from pg_attribute where attrelid = 'copied'::regclass"
+    assert ("numeric(6,2)[]",) in asked(dsn, kind)
 
 
 def test_view_is_no_target(dsn):

@@ -172,8 +172,10 @@ def keeps_less(source: str, target: str) -> bool:
 
 
 def _parts(text: str) -> tuple[str, int | None, int | None, bool]:
-    """Return a type's name, its length or precision, its scale, and True if the type has a time zone."""
-    found = _SIZED.fullmatch(text.replace("pg_catalog.", "").replace('"', "").lower())
+    """Return a type's name, its length or precision, its scale, and True if the type has a time zone. Those
+    of an array are its elements'."""
+    element = text.replace("pg_catalog.", "").replace('"', "").lower().removeprefix("_").removesuffix("[]")
+    found = _SIZED.fullmatch(element)
     if found is None:
         return text, None, None, False
     first, second = (None if found[key] is None else int(found[key]) for key in ("first", "second"))
@@ -198,7 +200,8 @@ def _column(field: Mapping[str, Any]) -> ShapeColumn:
         raise ValueError(field["name"])
     branches = field["type"] if isinstance(field["type"], list) else [field["type"]]
     named = quote_identifier(str(field["pgType"]))
-    sized = [one for one in branches if isinstance(one, dict) and one.get("logicalType") == "decimal"]
+    elements = [one.get("items", one) for one in branches if isinstance(one, dict)]
+    sized = [one for one in elements if isinstance(one, dict) and one.get("logicalType") == "decimal"]
     size = f"({int(sized[0]['precision'])},{int(sized[0].get('scale', 0))})" if sized else ""
     return ShapeColumn(
         str(field["name"]),
