@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import psycopg2.extensions
 import pytest
 
 from airflow_provider_pgrepl.errors import ConfigError
@@ -32,6 +33,12 @@ def test_creeks_variables_make_a_pipeline_with_one_publisher():
     publisher = pipeline.publisher("creek")
     assert (publisher.target, publisher.namespace, publisher.database) == ("nats", "EVENTS", "shop")
     assert publisher.metrics == "0.0.0.0:9000"
+
+
+@pytest.mark.parametrize("space", ["%20", "+"])
+def test_spaces_in_the_uri_are_read_by_libpq_as_creek_reads_them(space: str):
+    deployment = Deployment.of({**GIVEN, "PG_URI": f"postgres://db/shop?options=-c{space}jit%3Doff"})
+    assert psycopg2.extensions.parse_dsn(deployment.dsn)["options"] == "-c jit=off"
 
 
 def test_missing_variables_get_creek_defaults():

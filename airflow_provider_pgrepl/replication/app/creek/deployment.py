@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 import psycopg2.extensions
 
@@ -152,7 +152,8 @@ def _without_pool(uri: str) -> str:
     except ValueError:
         raise _unreadable("PG_URI") from None
     kept = [(name, value) for name, value in parse_qsl(parts.query, True) if not name.startswith("pool_")]
-    return urlunsplit(parts._replace(query=urlencode(kept)))
+    # libpq takes a plus sign for itself, not for a space.
+    return urlunsplit(parts._replace(query=urlencode(kept, quote_via=quote)))
 
 
 def _database(dsn: str) -> str:
