@@ -40,7 +40,13 @@ from .messages import (
     row_of,
 )
 from .snapshot import END
-from .stream_reading import after_sequence, last_message, ordered_messages, stored_messages
+from .stream_reading import (
+    after_sequence,
+    last_message,
+    lost_messages,
+    ordered_messages,
+    stored_messages,
+)
 from .wire import TOPIC_FORM, TOPIC_SUFFIX, Kind, PacketDecoder, Version, Wire, unframed
 
 _CONNECT_S, _ANSWER_S = 10.0, 30.0
@@ -205,18 +211,15 @@ class CreekClient:
         :raises TargetError: if the stream has lost messages
         """
         place, unframing = self._wire.all_subjects("wal"), PacketDecoder()
-        stream = self._wire.stream("wal")
-        async for messages in ordered_messages(self._jetstream, stream, place, after_sequence(sequence)):
+        stream, begin = self._wire.stream("wal"), after_sequence(sequence)
+        batches = ordered_messages(self._jetstream, stream, place, begin, has_to_be_whole=True)
+        async for messages in batches:
             found: list[WalChange | UnreadableChange] = []
             for message in messages:
                 number = message.metadata.sequence.stream
                 # In v1 the stream also has messages of other databases.
                 if self._wire.version == "v2" and number != sequence + 1:
-                    raise TargetError(
-                        f"NATS: stream {stream} has lost its messages {sequence + 1} to {number - 1}",
-                        "remove the limits of the stream. The changes in these messages are lost: take new"
-                        " snapshots of the tables",
-                    )
+                    raise lost_messages(stream, sequence + 1, number - 1)
                 sequence = number
                 found += await self._readable(unframing, message, wanted(_words(message)))
             yield found, sequence

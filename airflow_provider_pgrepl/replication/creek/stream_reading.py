@@ -54,19 +54,22 @@ async def last_message(jetstream: Any, stream: str, subject: str) -> Any:
 
 
 async def ordered_messages(
-    jetstream: Any, stream: str, subject: str, begin: ConsumerConfig
+    jetstream: Any, stream: str, subject: str, begin: ConsumerConfig, *, has_to_be_whole: bool = False
 ) -> AsyncGenerator[list[Msg]]:
     """Yield messages in batches, without an end; a batch is empty if nothing arrived for 1 s. `begin`: the
     start, by its delivery policy.
 
     Raises TargetUnavailableError if the stream does not exist, or rejects its reader. Raises TargetError if
     the stream was deleted and created again while it was read: its sequences begin again, and messages may be
-    lost.
+    lost; and with `has_to_be_whole`, for which `begin` has a sequence, if the stream has dropped the next
+    messages when the reader begins, or begins again after it was away.
     """
     made = await _made(jetstream, stream)
     while True:
         last = 0
         try:
+            if has_to_be_whole:
+                await _check_held(jetstream, stream, begin.opt_start_seq or 0)
             async with aclosing(_consumed(jetstream, stream, subject, begin)) as consumed:
                 async for messages in consumed:
                     yield messages
@@ -85,6 +88,22 @@ async def ordered_messages(
                 ) from None
         if last:
             begin = after_sequence(last)
+
+
+async def _check_held(jetstream: Any, stream: str, sequence: int) -> None:
+    """Raise TargetError if the stream begins after `sequence`."""
+    first = (await jetstream.stream_info(stream)).state.first_seq
+    if sequence < first:
+        raise lost_messages(stream, sequence, first - 1)
+
+
+def lost_messages(stream: str, first: int, last: int) -> TargetError:
+    """Return the error for a stream that no longer has messages which were not read."""
+    return TargetError(
+        f"NATS: stream {stream} has lost its messages {first} to {last}",
+        "remove the limits of the stream. The changes in these messages are lost: take new snapshots of the"
+        " tables",
+    )
 
 
 async def stored_messages(
