@@ -426,7 +426,7 @@ def test_messages_that_the_stream_drops_while_its_reader_is_away_are_missed(jets
             for _ in range(2):
                 await link.publish(subject, framed(b""))
             await link.purge_stream(stream, seq=3)
-            # As a server does that was restarted, or has not heard of the reader for long.
+            # As a server does that was restarted, or was not reached by the reader for long.
             for consumer in await link.consumers_info(stream):
                 await link.delete_consumer(stream, consumer.name)
             with pytest.raises(TargetError, match="stream DROPPED_wal has lost its messages 2 to 2"):
