@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -12,12 +13,19 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 from pyroaring import BitMap64
 
-from airflow_provider_pgrepl.errors import LakeUnavailableError
+from airflow_provider_pgrepl.errors import LakeUnavailableError, PgReplError
+from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.changelog.maintenance import drop_expired
-from airflow_provider_pgrepl.replication.changelog.reader import live_files
+from airflow_provider_pgrepl.replication.changelog.reader import live_files, open_changelog
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter, begin_epoch, mark
+from airflow_provider_pgrepl.replication.changelog.writer import (
+    ChangelogWriter,
+    begin_epoch,
+    describe,
+    mark,
+    replace_files,
+)
 from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, ConsistentPoints
 from airflow_provider_pgrepl.replication.lake.delta.commit import commit_properties
 from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import ParquetFiles
@@ -153,6 +161,43 @@ def test_failed_commit_fsync_keeps_durable_lsn_and_sets_commit_aside(
     assert one.writer.durable_lsn == lsn
     assert DeltaTable(one.uri).version() == version
     assert ChangelogWriter(one.uri).durable_lsn == lsn
+
+
+@pytest.mark.parametrize(
+    "commit",
+    [
+        lambda lake: mark(changelog_uri(str(lake))),
+        lambda lake: describe(changelog_uri(str(lake)), epoch_record(1, 100)),
+        lambda lake: begin_epoch(changelog_uri(str(lake)), epoch_record(2, 700)),
+        lambda lake: replace_files(open_changelog(changelog_uri(str(lake))), [], metadata={}),
+        lambda lake: RelationIndex(relations_uri(str(lake))).forget(Epoch(1), 7),
+    ],
+    ids=["mark", "describe", "begin epoch", "replace files", "index a relation"],
+)
+def test_commit_of_deltalake_that_cannot_be_flushed_is_set_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commit: Callable[[Path], object]
+) -> None:
+    """The next flush would succeed, although the disk does not have the commit."""
+    (tmp_path / "_pgrepl").mkdir()
+    one = Written(new_changelog(tmp_path / "_pgrepl"))
+    one.transaction(100, r7=3)
+    one.flush()
+    RelationIndex(relations_uri(str(tmp_path))).forget(Epoch(1), 1)
+    before, good = log_files(tmp_path), os.fsync
+
+    def refuse_new(descriptor: int) -> None:
+        if opened_path(descriptor).suffix == ".json" and opened_path(descriptor) not in before:
+            raise OSError(errno.EIO, "Input/output error")
+        good(descriptor)
+
+    with monkeypatch.context() as broken, pytest.raises(PgReplError):
+        broken.setattr(os, "fsync", refuse_new)
+        commit(tmp_path)
+    assert log_files(tmp_path) == before
+
+
+def log_files(lake: Path) -> set[Path]:
+    return set(lake.rglob("[!.]*.json"))
 
 
 def test_a_new_epoch_is_on_the_disk(disk: RecordedDisk, tmp_path: Path) -> None:

@@ -148,6 +148,31 @@ def test_a_marker_says_nothing_of_how_far_the_changelog_was_durable(
     assert read_remains(one.uri, None).durable_lsn == 208
 
 
+def test_marker_that_cannot_be_flushed_leaves_commits_of_the_receiver_before_it(
+    disk: RecordedDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, good = Written(new_changelog(disk.folder)), os.fsync
+    failing = f"{one.writer.version + 2:020d}.json"
+
+    def overtaken(uri: str) -> DeltaTable:
+        table = open_changelog(uri)
+        one.transaction(100, r7=3)
+        one.flush()
+        return table
+
+    def refuse_marker(descriptor: int) -> None:
+        if opened_path(descriptor).name == failing:
+            raise OSError(errno.EIO, "Input/output error")
+        good(descriptor)
+
+    with monkeypatch.context() as broken, pytest.raises(LakeUnavailableError):
+        broken.setattr("airflow_provider_pgrepl.replication.changelog.writer.open_changelog", overtaken)
+        broken.setattr(os, "fsync", refuse_marker)
+        mark(one.uri)
+    assert DeltaTable(one.uri).version() == one.writer.version
+    assert ChangelogWriter(one.uri).durable_lsn == one.writer.durable_lsn == 108
+
+
 @pytest.mark.parametrize("is_overtaken", [True, False])
 def test_marker_fails_only_if_no_other_commit_moved_the_version(
     disk: RecordedDisk, monkeypatch: pytest.MonkeyPatch, *, is_overtaken: bool

@@ -29,6 +29,7 @@ from airflow_provider_pgrepl.replication.delta.log import (
     added_action,
     commit_token,
     committing,
+    flush_landed,
     metadata_action,
 )
 from airflow_provider_pgrepl.replication.delta.single_writer_log import AppLog, FencedCommitError
@@ -257,7 +258,7 @@ def begin_epoch(uri: str, record: EpochRecord, token: int = 0) -> None:
         properties = _epoch_properties(record, sequence, token)
         with committing(table, properties):
             table.alter.set_table_description(record.to_json(), commit_properties=properties)
-        durable.flush_newest(uri)
+        durable.flush_newest(uri, int(table.version()))
     except CommitFailedError as error:
         raise FencedError(
             "the changelog was written by another process while a new epoch began", "run the command again"
@@ -274,7 +275,7 @@ def describe(uri: str, record: EpochRecord) -> None:
     table = open_changelog(uri)
     try:
         table.alter.set_table_description(record.to_json())
-        durable.flush_newest(uri)
+        durable.flush_newest(uri, int(table.version()))
     except CommitFailedError as error:
         raise FencedError(
             "another process wrote to the changelog while its record was completed", "run the command again"
@@ -318,7 +319,7 @@ def mark(uri: str, marks: Mapping[str, int] | None = None, *, wanted_lsn: LSN | 
     table = open_changelog(uri)
     version = int(table.version())
     try:
-        _commit_marker(uri, table, [Transaction(*one) for one in (marks or {}).items()], wanted_lsn)
+        _commit_marker(table, [Transaction(*one) for one in (marks or {}).items()], wanted_lsn)
     except CommitFailedError as error:
         if int(open_changelog(uri).version()) <= version:
             raise _unwritable(error) from error
@@ -333,13 +334,13 @@ def mark_torn_down(uri: str) -> None:
     """
     table = open_changelog(uri)
     try:
-        _commit_marker(uri, table, [Transaction(TORN_DOWN_APP, read_sequence(table))])
+        _commit_marker(table, [Transaction(TORN_DOWN_APP, read_sequence(table))])
     except (DeltaError, OSError) as error:
         raise _unwritable(error) from error
 
 
 def _commit_marker(
-    uri: str, table: DeltaTable, apps: list[Transaction] | None = None, wanted_lsn: LSN | None = None
+    table: DeltaTable, apps: list[Transaction] | None = None, wanted_lsn: LSN | None = None
 ) -> None:
     commit = CommitRecord(
         "marker",
@@ -347,15 +348,14 @@ def _commit_marker(
         LSN(table.transaction_version(DURABLE_APP) or 0),
         wanted_lsn=wanted_lsn or LSN(0),
     )
+    properties = CommitProperties(
+        custom_metadata={**commit.to_metadata(), **commit_token()}, app_transactions=apps
+    )
     table.create_write_transaction(
-        [],
-        mode="append",
-        schema=table.schema(),
-        partition_by=[PARTITION],
-        commit_properties=CommitProperties(custom_metadata=commit.to_metadata(), app_transactions=apps),
+        [], mode="append", schema=table.schema(), partition_by=[PARTITION], commit_properties=properties
     )
     # Also flush commits that an earlier writer may have left: later only the newest commits are flushed.
-    durable.flush_newest(uri)
+    flush_landed(table, properties)
 
 
 def find_torn_changelog(uri: str) -> recovery.LogDamage:
@@ -581,7 +581,7 @@ def replace_files(
                 partition_by=[PARTITION],
                 commit_properties=properties,
             )
-        durable.flush_newest(table.table_uri)
+        flush_landed(table, properties)
         table.update_incremental()
     except CommitFailedError as error:
         raise LakeUnavailableError(

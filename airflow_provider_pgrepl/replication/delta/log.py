@@ -221,19 +221,33 @@ def _has_landed(table: DeltaTable, properties: CommitProperties) -> bool:
 
     Returns False for a file system, where a commit is tried once and its outcome is known.
     """
-    uri, token = str(table.table_uri), (properties.custom_metadata or {}).get(_TOKEN)
-    if token is None or local_path(uri) is not None:
-        return False
-    filesystem, root = open_storage(uri)
+    return local_path(str(table.table_uri)) is None and _find_landed(table, properties) is not None
+
+
+def flush_landed(table: DeltaTable, properties: CommitProperties) -> None:
+    """Flush the commit with the token of these properties, as `durable.flush_newest` does. Raises OSError.
+
+    `table`: the handle, which is still at a version before that commit.
+    """
+    uri = str(table.table_uri)
+    if local_path(uri) is not None:
+        durable.flush_newest(uri, _find_landed(table, properties))
+
+
+def _find_landed(table: DeltaTable, properties: CommitProperties) -> int | None:
+    token = (properties.custom_metadata or {}).get(_TOKEN)
+    if token is None:
+        return None
+    filesystem, root = open_storage(str(table.table_uri))
     version = int(table.version())
     while True:
         version += 1
         try:
             actions = read_commit_actions(filesystem, root, version)
         except FileNotFoundError:
-            return False
+            return None
         if any(action.get("commitInfo", {}).get(_TOKEN) == token for action in actions):
-            return True
+            return version
 
 
 class Checkpoints:

@@ -99,7 +99,7 @@ def append_delta(uri: str, rows: pa.Table, table: DeltaTable | None = None) -> N
     write_deltalake(
         table or uri, rows, mode="append", schema_mode="merge", storage_options=store_options(uri)
     )
-    durable.flush_newest(uri)
+    durable.flush_newest(uri, int((table or open_delta(uri)).version()))
 
 
 def query_delta(table: DeltaTable, sql: str) -> pa.Table:

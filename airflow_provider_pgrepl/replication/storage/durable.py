@@ -131,15 +131,21 @@ def _says_more(log: Path, version: int) -> bool:
         return True
 
 
-def flush_newest(uri: str) -> None:
-    """Flush the NEWEST commits with their files, in case a process died before flushing. Raises OSError."""
+def flush_newest(uri: str, own: int | None = None) -> None:
+    """Flush the NEWEST commits with their files, in case a process died before flushing. Raises OSError.
+
+    `own`: the version that this process has committed. It is flushed with the NEWEST before it, and set aside
+    as in `flush_commits`.
+    """
     root = local_path(uri)
     if root is None or not (root / LOG_FOLDER).is_dir():
         return
     log = root / LOG_FOLDER
-    versions = commit_versions(log)[-NEWEST:]
+    versions = [version for version in commit_versions(log) if own is None or version < own][-NEWEST:]
     flush_files(uri, (name for name in _added(log, versions) if (root / name).exists()))
     _flush_log(log, versions)
+    if own is not None:
+        flush_commits(uri, own - 1, own)
 
 
 def _flush_log(log: Path, versions: Sequence[int]) -> None:
