@@ -148,7 +148,7 @@ def test_marker_of_somebody_who_had_not_seen_the_newest_commit_does_not_say_what
     before = open_changelog(uri)
     written.transaction(100, r7=1)
     data = written.flush()
-    _commit_marker(uri, before)
+    _commit_marker(before)
     reader = batches(uri)
     alone = items(reader, data, data + 1)[MARK]
     assert (alone.epoch, alone.durable_lsn) == (0, 0)

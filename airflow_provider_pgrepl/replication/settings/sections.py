@@ -72,7 +72,9 @@ class SourceSettings:
     table.
     """
     new_tables: NewTables = "add"
-    """The effect of new tables that match a pattern in `tables`: `add`, `ignore`, `error`."""
+    """The effect of new tables that match a pattern in `tables`: `add`, `ignore`, `error`. No table is
+    new while none is recorded.
+    """
     conn_id: str = "pgrepl_default"
     """Airflow connection of the source; the apps themselves use `PGREPL_DSN`."""
     state_conn_id: str | None = None
@@ -88,7 +90,9 @@ class SourceSettings:
     publication: Annotated[str, Rule(_check_publication)] = ""
     """The publication; empty: `pgrepl_<name>`."""
     publication_mode: Literal["create", "use"] = "create"
-    """`create`: the snapshot app makes and alters the publication. `use`: it is yours and is only checked."""
+    """`create`: the snapshot app makes and alters the publication. `use`: it is yours and is only checked,
+    also if the file says `create` later.
+    """
     event_trigger: bool = False
     """If true, an event trigger at the source marks the exact position of each DDL in the stream; [a
     superuser creates it once](event-trigger.md).
