@@ -213,7 +213,7 @@ def test_one_that_died_between_changelog_and_slot_is_finished(
 def test_the_slot_is_not_moved_past_a_gap_that_the_disk_does_not_take(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object, **__: object) -> None:
+    def refuse(_: str) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
     poison(kept)

@@ -21,7 +21,6 @@ from airflow_provider_pgrepl.replication.changelog.relation_index import Relatio
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.changelog.writer import (
     ChangelogWriter,
-    Fence,
     begin_epoch,
     describe,
     mark,
@@ -162,33 +161,6 @@ def test_failed_commit_fsync_keeps_durable_lsn_and_sets_commit_aside(
     assert one.writer.durable_lsn == lsn
     assert DeltaTable(one.uri).version() == version
     assert ChangelogWriter(one.uri).durable_lsn == lsn
-
-
-@pytest.mark.parametrize(
-    ("confirmed", "is_set_aside"), [(LSN(108), True), (LSN(109), False), (LSN(208), False), (None, False)]
-)
-def test_unflushable_commits_of_a_dead_writer_are_set_aside_unless_confirmed(
-    disk: RecordedDisk, monkeypatch: pytest.MonkeyPatch, confirmed: LSN | None, *, is_set_aside: bool
-) -> None:
-    one, good = Written(new_changelog(disk.folder)), os.fsync
-    one.transaction(100, r7=3)
-    one.flush()
-    version = one.writer.version
-    with monkeypatch.context() as dead:
-        dead.setattr(os, "fsync", lambda _: None)
-        one.transaction(200, r7=3)
-        one.flush()
-    mark(one.uri)
-
-    def refuse(descriptor: int) -> None:
-        if opened_path(descriptor).name == f"{version + 1:020d}.json":
-            raise OSError(errno.EIO, "Input/output error")
-        good(descriptor)
-
-    with monkeypatch.context() as broken, pytest.raises(LakeUnavailableError):
-        broken.setattr(os, "fsync", refuse)
-        ChangelogWriter(one.uri, None, lambda token, record, _: Fence(token, record.timeline, confirmed))
-    assert DeltaTable(one.uri).version() == (version if is_set_aside else version + 2)
 
 
 @pytest.mark.parametrize(

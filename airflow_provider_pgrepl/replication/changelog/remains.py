@@ -15,7 +15,6 @@ from pyarrow import fs
 from airflow_provider_pgrepl.replication.delta.log import read_checkpoint, whole_checkpoints
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.storage import (
-    durable,
     log_path,
     open_storage,
     read_commit_actions,
@@ -59,29 +58,14 @@ def read_remains(uri: str, before: int | None) -> ReadableChangelog:
             version += 1
     apps = {action["txn"]["appId"]: action["txn"]["version"] for action in actions if "txn" in action}
     metadata = next((a["metaData"] for a in reversed(actions) if "metaData" in a), None)
-    durable_lsn = apps.get(DURABLE_APP)
+    durable = apps.get(DURABLE_APP)
     return ReadableChangelog(
         version,
         None if metadata is None else EpochRecord.from_json(metadata.get("description")),
         "" if metadata is None else str(metadata["id"]),
         apps.get(SHARED_APP, 0),
-        None if durable_lsn is None else LSN(durable_lsn),
+        None if durable is None else LSN(durable),
     )
-
-
-def flush_newest(uri: str, confirmed_lsn: LSN | None) -> None:
-    """Flush the newest commits, in case a writer died before flushing. Raises OSError, and what
-    `read_remains` raises.
-
-    `confirmed_lsn`: that of the slot, None if it is unknown. The first commit that cannot be flushed is set
-    aside with all later ones, unless the slot has confirmed one of them. A second flush would succeed.
-    """
-
-    def is_unconfirmed(version: int) -> bool:
-        left = read_remains(uri, version).durable_lsn
-        return left is not None and confirmed_lsn is not None and confirmed_lsn <= left
-
-    durable.flush_newest(uri, is_unreported=is_unconfirmed)
 
 
 def _checkpoint(

@@ -46,7 +46,6 @@ from airflow_provider_pgrepl.replication.storage import (
     storage_error,
 )
 
-from . import remains
 from .layout import (
     AT_REST_APP,
     DURABLE_APP,
@@ -89,8 +88,6 @@ class Fence:
 
     token: int
     timeline: int
-    confirmed_lsn: LSN | None = None
-    """That of the slot, None if it is unknown. It is not recorded."""
 
 
 CheckSource = Callable[[int, EpochRecord, LSN], Fence]
@@ -415,7 +412,7 @@ class ChangelogWriter:
         found = Fence(before, record.timeline)
         if check_source is not None:
             found = check_source(before, record, self.durable_lsn)
-        self._flush_earlier(found.confirmed_lsn)
+        self._flush_earlier()
         apps = [Transaction(SHARED_APP, found.token)] if found.token != before else []
         self._commit(self._follow(table, found), CommitRecord("fence", self.epoch, self.durable_lsn), apps)
         self.token = found.token
@@ -516,10 +513,10 @@ class ChangelogWriter:
         commit = CommitRecord("keepalive", self.epoch, self.durable_lsn)
         self._commit([], commit, [Transaction(AT_REST_APP, self.sequence + 1)])
 
-    def _flush_earlier(self, confirmed_lsn: LSN | None) -> None:
+    def _flush_earlier(self) -> None:
         """Flush the commits of an earlier writer that died before flushing them: they count from now on."""
         try:
-            remains.flush_newest(self._uri, confirmed_lsn)
+            durable.flush_newest(self._uri)
         except OSError as error:
             raise _unwritable(error) from error
 

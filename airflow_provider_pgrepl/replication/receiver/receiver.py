@@ -24,7 +24,6 @@ from airflow_provider_pgrepl.errors import (
     SourceConnectionError,
     UnsendableError,
 )
-from airflow_provider_pgrepl.replication.changelog import remains
 from airflow_provider_pgrepl.replication.changelog.gaps import Gap, last_gap
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_durable_lsn, read_token
@@ -41,7 +40,7 @@ from airflow_provider_pgrepl.replication.source.connection import (
 from airflow_provider_pgrepl.replication.source.slot import advance_slot, read_slot
 from airflow_provider_pgrepl.replication.source.stream import Chunk, Liveness, ReplicationStream, is_at_work
 from airflow_provider_pgrepl.replication.state.source_tokens import NewToken, renew_token, replace_token
-from airflow_provider_pgrepl.replication.storage import storage_errors
+from airflow_provider_pgrepl.replication.storage import durable, storage_errors
 from airflow_provider_pgrepl.trace import log_unexpected, trace_of
 
 from . import continuity
@@ -108,7 +107,7 @@ def pass_gaps(source: Connection, pipeline: Pipeline) -> None:
         continuity.check(source, record, durable_lsn, read_token(changelog))
         # The process that recorded the gap may have died before the commit was flushed to disk.
         with storage_errors(uri):
-            remains.flush_newest(uri, slot.confirmed_flush_lsn)
+            durable.flush_newest(uri)
         advance_slot(source, slot.name, LSN(lsn + 1))
         log.warning("the slot %s was moved past the transaction at %s, which was skipped", slot.name, lsn)
 
@@ -242,7 +241,7 @@ class Receiver:
                 found.fork_lsn,
                 durable_lsn,
             )
-        return Fence(token, found.timeline, found.confirmed_lsn)
+        return Fence(token, found.timeline)
 
     def _replace_token(self, before: int) -> NewToken | None:
         """Return a new token, or None if the source keeps none or cannot write one now."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
@@ -131,28 +131,19 @@ def _says_more(log: Path, version: int) -> bool:
         return True
 
 
-def flush_newest(
-    uri: str, own: int | None = None, is_unreported: Callable[[int], bool] = lambda _: False
-) -> None:
+def flush_newest(uri: str, own: int | None = None) -> None:
     """Flush the NEWEST commits with their files, in case a process died before flushing. Raises OSError.
 
     `own`: the version that this process has committed. It is flushed with the NEWEST before it, and set aside
-    as in `flush_commits`. `is_unreported`: returns True if neither a version nor a later one was
-    reported; the first earlier commit that cannot be flushed is then set aside with all later ones.
+    as in `flush_commits`.
     """
     root = local_path(uri)
     if root is None or not (root / LOG_FOLDER).is_dir():
         return
     log = root / LOG_FOLDER
     versions = [version for version in commit_versions(log) if own is None or version < own][-NEWEST:]
-    for version in versions:
-        try:
-            flush_files(uri, (name for name in _added(log, [version]) if (root / name).exists()))
-            _flush_log(log, [version])
-        except OSError:
-            if is_unreported(version):
-                _set_aside_from(log, version, versions[-1])
-            raise
+    flush_files(uri, (name for name in _added(log, versions) if (root / name).exists()))
+    _flush_log(log, versions)
     if own is not None:
         flush_commits(uri, own - 1, own)
 
