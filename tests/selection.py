@@ -31,7 +31,7 @@ STARTS_SPARK = ("spark", "end_to_end", "fault")
 """Rings whose tests mostly wait."""
 _SECONDS = {"end_to_end": 120, "fault": 60, "spark": 12}
 """Seconds that a test of a ring takes in the mean."""
-SHORT = ("property", "unit")
+_SHORT_ORDER = {"property": 1, "unit": 2}
 """Rings of whose tests a whole file takes seconds; a file of the first takes longer."""
 NEVER_FAST = (*STARTS_SPARK, "airflow")
 SPARK_SESSIONS = 2
@@ -198,15 +198,12 @@ def _largest_first(items: list[pytest.Item]) -> list[list[pytest.Item]]:
 
     A long one that began late would run on one worker when all others have ended.
     """
-    return sorted(_by_group(items), key=lambda group: (_place(group[0]), -sum(map(_seconds, group))))
 
+    def place(group: list[pytest.Item]) -> tuple[int, int]:
+        of = ring(group[0])
+        return _SHORT_ORDER.get(of, 0), -_SECONDS.get(of, 1) * len(group)
 
-def _place(item: pytest.Item) -> int:
-    return ("", *SHORT).index(ring(item) if ring(item) in SHORT else "")
-
-
-def _seconds(item: pytest.Item) -> int:
-    return _SECONDS.get(ring(item), 1)
+    return sorted(_by_group(items), key=place)
 
 
 def _by_group(items: list[pytest.Item]) -> list[list[pytest.Item]]:

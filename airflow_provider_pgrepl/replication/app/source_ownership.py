@@ -85,7 +85,7 @@ class SourceOwnership:
         found_publication = publication.read_identity(self.source, pipeline.publication)
         creates = pipeline.publication_mode == "create"
         publication_ours = (
-            ours.publication_owned and ours.publication == pipeline.publication
+            ours.owns(pipeline.publication)
             if ours is not None
             else known is not None
             and found_publication is not None

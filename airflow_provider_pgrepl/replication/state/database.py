@@ -184,6 +184,9 @@ class PipelineRecord:
     database_oid: int = 0
     lake_id: str = ""
 
+    def owns(self, publication: str) -> bool:
+        return self.publication_owned and self.publication == publication
+
 
 class PipelineRecords(StateConnection):
     """The recorded pipelines."""
@@ -265,11 +268,7 @@ class PipelineRecords(StateConnection):
         The pipeline file may have another `publication_mode` than when the publication was recorded.
         """
         recorded = self.read_pipeline(pipeline.name)
-        return (
-            recorded is not None
-            and recorded.publication_owned
-            and recorded.publication == pipeline.publication
-        )
+        return recorded is not None and recorded.owns(pipeline.publication)
 
     def forget_pipeline(self, name: str) -> None:
         """Delete all records of a pipeline, except for its events. Does nothing if the pipeline is not

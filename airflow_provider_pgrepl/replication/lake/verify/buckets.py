@@ -186,7 +186,11 @@ class RowList:
 
     @property
     def result(self) -> pa.Table | None:
-        return pa.concat_tables(self.found) if self.found else None
+        return _joined(self.found)
+
+
+def _joined(found: list[pa.Table]) -> pa.Table | None:
+    return pa.concat_tables(found) if found else None
 
 
 def column_hash(number: int) -> str:
@@ -226,7 +230,7 @@ class Collection:
                 total.add(sums)
             return total
         found = [rows for rows in results if rows is not None]
-        return pa.concat_tables(found) if found else None
+        return _joined(found)
 
 
 @dataclass
@@ -271,7 +275,7 @@ class RowPick:
 
     @property
     def result(self) -> pa.Table | None:
-        return pa.concat_tables(self.found) if self.found else None
+        return _joined(self.found)
 
 
 @dataclass(frozen=True)
@@ -293,7 +297,7 @@ class RowPicking:
                 found.append(rows)
                 size += rows.nbytes
                 _check_size(size)
-        return pa.concat_tables(found) if found else None
+        return _joined(found)
 
 
 def _check_size(size: int) -> None:
