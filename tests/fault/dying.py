@@ -110,6 +110,18 @@ def killed_while_receiving() -> None:
     ReplicationStream.read = read  # type: ignore[method-assign]
 
 
+def killed_amid_ranges() -> None:
+    real = snapshot_copy.TableCopy.finish
+
+    def finish(copy: snapshot_copy.TableCopy, *what: Any) -> None:
+        real(copy, *what)
+        done = copy.progress()
+        if done.bytes > done.total_bytes / 2:
+            die()
+
+    snapshot_copy.TableCopy.finish = finish  # type: ignore[method-assign]
+
+
 POINTS: dict[str, Callable[[], None]] = {
     "receiving": killed_while_receiving,
     "parts written": lambda: before(ChangelogWriter, "append"),
@@ -122,6 +134,7 @@ POINTS: dict[str, Callable[[], None]] = {
     "snapshot of one table committed": lambda: after(snapshot_copy, "commit_snapshot"),
     "snapshot of one table recorded": lambda: after(StateDatabase, "record_snapshot"),
     "epoch begun": lambda: before(snapshot_copy.SnapshotCopy, "run"),
+    "half of the ranges copied": killed_amid_ranges,
     "tables published": lambda: after(publication, "add_tables"),
     "tables begun": lambda: after(copy_states.CopyStates, "begin"),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import signal
 from pathlib import Path
 
@@ -131,6 +132,30 @@ def test_tables_killed_while_added_and_resnapshotted_are_finished_by_next_run(re
     run_again(replicated, "replicate", "--until", "caught-up")
     assert {str(record.state) for record in replicated.states().values()} == {"streaming"}
     replicated.assert_equal("public.late")
+    assert_whole(replicated)
+
+
+@pytest.mark.real_kill
+@pytest.mark.thorough("spark/test_resumed_copies.py")
+def test_copy_that_is_killed_again_and_again_is_continued(replicated, dsn, monkeypatch):
+    """Under traffic on other tables, and some on this one. The second run finds ranges of the first."""
+    execute(
+        dsn,
+        "create table large (id int primary key, v text) with (autovacuum_enabled = off)",
+        "insert into large select g, repeat('v', 200) from generate_series(1, 30000) g",
+    )
+    replicated.configure(tables=(*TABLES, "public.large"))
+    with traffic(dsn, 1) as writing:
+        writing.wait_for_more(20)
+        run_until_killed(replicated, "snapshot", "half of the ranges copied", monkeypatch)
+        execute(dsn, "update large set v = 'changed' where id % 10000 = 7")
+        run_until_killed(replicated, "snapshot", "half of the ranges copied", monkeypatch)
+        execute(dsn, "delete from large where id % 10000 = 8", "insert into large values (0, 'new')")
+        run_again(replicated, "snapshot")
+    kept = re.findall(r"public.large: (\d+) of (\d+) ranges are those of", replicated.log.read_text())
+    assert int(kept[-1][0]) > 10, kept
+    run_again(replicated, "replicate", "--until", "caught-up")
+    replicated.assert_equal("public.large")
     assert_whole(replicated)
 
 

@@ -428,11 +428,11 @@ def test_ddl_goes_before_the_copy_of_its_table_which_is_repeated(replicated, mon
     replicated.configure(snapshot_range_bytes=131072)
     run, altered = snapshot_copy.RangeCopies.run, threading.Event()  # type: ignore[attr-defined]
 
-    def run_amid_ddl(copies, ranges):
+    def run_amid_ddl(copies, ranges, kept):
         if len(ranges) > 1 and not altered.is_set():
             altered.set()
             execute(replicated.dsn, "alter table b add later int default 7")
-        return run(copies, ranges)
+        return run(copies, ranges, kept)
 
     monkeypatch.setattr(snapshot_copy.RangeCopies, "run", run_amid_ddl)  # type: ignore[attr-defined]
     replicated.snapshot()
@@ -461,10 +461,10 @@ def test_copy_goes_on_after_a_statement_to_which_it_lent_its_lock(
     )
     run = snapshot_copy.RangeCopies.run  # type: ignore[attr-defined]
 
-    def run_after_analyze(copies, ranges):
+    def run_after_analyze(copies, ranges, kept):
         if len(ranges) > 1:
             execute(dsn, "analyze b")
-        return run(copies, ranges)
+        return run(copies, ranges, kept)
 
     monkeypatch.setattr(snapshot_copy.RangeCopies, "run", run_after_analyze)  # type: ignore[attr-defined]
     replicated.snapshot()
@@ -484,10 +484,10 @@ def test_table_whose_copy_never_comes_to_its_end_is_errored_by_the_name_of_the_s
     monkeypatch.setattr(snapshot_tables, "_PAUSES_S", (0.0,))
     run = snapshot_copy.RangeCopies.run  # type: ignore[attr-defined]
 
-    def run_amid_ddl(copies, ranges):
+    def run_amid_ddl(copies, ranges, kept):
         if copies._job.relation.table.name == "b":
             execute(replicated.dsn, "alter table b alter v set storage external")
-        return run(copies, ranges)
+        return run(copies, ranges, kept)
 
     monkeypatch.setattr(snapshot_copy.RangeCopies, "run", run_amid_ddl)  # type: ignore[attr-defined]
     assert replicated.run("snapshot") == 75
@@ -513,7 +513,7 @@ def test_when_the_snapshot_is_lost_finished_tables_are_kept(replicated, monkeypa
         a_is_there.set()
         return version
 
-    def run_without_keeper(copies, ranges):
+    def run_without_keeper(copies, ranges, kept):
         if len(ranges) > 1 and not is_lost.is_set():
             assert a_is_there.wait(60)
             is_lost.set()
@@ -524,7 +524,7 @@ def test_when_the_snapshot_is_lost_finished_tables_are_kept(replicated, monkeypa
                 "insert into a values (100, 'x')",
                 "insert into b values (100000, 'x')",
             )
-        return run(copies, ranges)
+        return run(copies, ranges, kept)
 
     monkeypatch.setattr(snapshot_copy, "commit_snapshot", commit_and_say)
     monkeypatch.setattr(snapshot_copy.RangeCopies, "run", run_without_keeper)  # type: ignore[attr-defined]
@@ -546,7 +546,7 @@ def test_a_snapshot_lost_with_nine_tables_in_the_queue_is_made_anew(replicated, 
     replicated.configure(tables=("public.a", "public.b", *(f"public.{name}" for name in names)))
     run, lost = snapshot_copy.RangeCopies.run, threading.Event()  # type: ignore[attr-defined]
 
-    def run_without_keeper(copies, ranges):
+    def run_without_keeper(copies, ranges, kept):
         if not lost.is_set():
             lost.set()
             execute(
@@ -554,7 +554,7 @@ def test_a_snapshot_lost_with_nine_tables_in_the_queue_is_made_anew(replicated, 
                 "select pg_terminate_backend(pid, 100000) from pg_stat_activity"
                 " where application_name = 'pgrepl keeper' and datname = current_database()",
             )
-        return run(copies, ranges)
+        return run(copies, ranges, kept)
 
     monkeypatch.setattr(snapshot_copy.RangeCopies, "run", run_without_keeper)  # type: ignore[attr-defined]
     replicated.snapshot()

@@ -65,7 +65,7 @@ def test_copy_that_raises_in_a_task_leaves_its_trace(spark, caplog):
     job = CopyJob("", "", work.relation, options, "/lake", LSN(5), datetime.now(UTC))
     keeper: Any = SimpleNamespace(check=lambda: None)
     with pytest.raises(TableError, match="unexpected KeyError") as found:
-        RangeCopies(spark, job, keeper, 1).run([SimpleNamespace()])
+        RangeCopies(spark, job, keeper, 1).run([SimpleNamespace(copied=None)])
     lines = found.value.trace.splitlines()
     assert lines[0] == "KeyError"
     ours = "  airflow_provider_pgrepl/replication/lake/snapshot/range_copy.py:"

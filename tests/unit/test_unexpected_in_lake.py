@@ -130,7 +130,7 @@ def test_copy_that_raises_leaves_its_trace_in_log_and_outcome(monkeypatch, caplo
     monkeypatch.setattr(range_copy, "write_range", raise_unexpected)
     work = work_of(7)
     job = CopyJob("", "", work.relation, work.options, "/lake", LSN(5), datetime.now(UTC))
-    outcome = job.copy(0, stub())
+    outcome = job.copy(0, stub(copied=None))
     error = outcome.error
     assert isinstance(error, TableError)
     assert error.message == "unexpected UnexpectedError"
@@ -143,7 +143,7 @@ def test_copy_that_raises_an_error_of_ours_keeps_the_trace_of_its_cause(monkeypa
     monkeypatch.setattr(range_copy, "write_range", lambda *_: hiding_values(raise_unexpected))
     work = work_of(7)
     job = CopyJob("", "", work.relation, work.options, "/lake", LSN(5), datetime.now(UTC))
-    error = job.copy(0, stub()).error
+    error = job.copy(0, stub(copied=None)).error
     assert isinstance(error, LakeTableError)
     check(error.trace, " in hiding_values")
 

@@ -30,6 +30,7 @@ from airflow_provider_pgrepl.replication.changelog.reader import (
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.drift.bound_rules import BoundRules
 from airflow_provider_pgrepl.replication.drift.matching import without_excluded_defaults
+from airflow_provider_pgrepl.replication.lake.snapshot.kept_ranges import forget_all
 from airflow_provider_pgrepl.replication.lake.snapshot.table_queue import CopyResult
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
@@ -411,6 +412,8 @@ def begin_epoch(
     ownership = SourceOwnership(snapshotter.access.dsn, snapshotter.source, pipeline, snapshotter.state_db)
     tables = [relation.table for relation in relations]
     beginning = find_next_epoch(snapshotter.state_db, pipeline, tables, last)
+    if replace_record or last is None:
+        forget_all(pipeline.lake_root)
     ownership.claim(server, last, replace_record=replace_record)
     with ownership.record_slot_loss(), ownership.publication_undone():
         return _make_epoch(snapshotter, ownership, server, relations, requested, last, take_over, beginning)

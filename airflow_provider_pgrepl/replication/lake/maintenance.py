@@ -28,6 +28,7 @@ from airflow_provider_pgrepl.replication.changelog.maintenance import compact_cl
 from airflow_provider_pgrepl.replication.lake.delta.ownership import NOT_MARKED
 from airflow_provider_pgrepl.replication.lake.delta.vacuum import TableFiles
 from airflow_provider_pgrepl.replication.lake.history.table import is_history, path_of
+from airflow_provider_pgrepl.replication.lake.snapshot import kept_ranges
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.state.progress import TableBytes
 from airflow_provider_pgrepl.replication.storage import (
@@ -65,7 +66,7 @@ VersionsForPoints = Mapping[str, Collection[int]]
 # Processes that commit write a checkpoint every 100 commits of a table, and every 200 of the changelog.
 # Maintenance writes one, after this many commits, only if they did not.
 _TABLE_CHECKPOINT, _CHANGELOG_CHECKPOINT = 200, 400
-_CHANGELOG, _POINTS = "_pgrepl/changelog", "_pgrepl/consistent_points"
+_CHANGELOG, _POINTS, _COPIES = "_pgrepl/changelog", "_pgrepl/consistent_points", "_pgrepl/copies"
 _PUBLISHERS, _SEQUENCES = "_pgrepl/publishers", "_pgrepl/sequences"
 _NO_POINTS = (
     "there is no consistent point, or it cannot be read. So the versions that points keep are unknown, and no"
@@ -282,6 +283,8 @@ class Maintenance:
         if reader_version is not None:
             with _isolated_failures(_CHANGELOG, done):
                 self._maintain_changelog(reader_version, done, now)
+        with _isolated_failures(_COPIES, done):
+            kept_ranges.expire(self._pipeline.lake_root, now - self._orphan_age)
         log.info(
             "maintenance deleted %d consistent points, %d changelog files from the file list, %d"
             " files and %d log entries; it compacted %d changelog files",

@@ -27,7 +27,7 @@ from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.settings.tables import TableOptions
-from airflow_provider_pgrepl.replication.source.copy.copy_stream import CopyRange, open_copy
+from airflow_provider_pgrepl.replication.source.copy.copy_stream import CopyRange, is_unchanged, open_copy
 from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import TableSnapshotHolder
 from airflow_provider_pgrepl.replication.spark.executors import IncompatibleHost, on_executor, result_of
 from airflow_provider_pgrepl.replication.spark.failures import (
@@ -40,6 +40,7 @@ from airflow_provider_pgrepl.replication.spark.failures import (
 from airflow_provider_pgrepl.trace import log_unexpected, trace_of
 
 from .csv import CsvTypeError, read_csv
+from .kept_ranges import KeptRanges
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -140,10 +141,12 @@ class CopyJob:
     exported_at: datetime
 
     def copy(self, number: int, copy_range: CopyRange) -> RangeOutcome:
-        return outcome_of(
-            number,
-            f"copying {self.relation.table}",
-            lambda: write_range(
+        """Copy a range. The outcome has no files if an earlier copy of it has the same rows."""
+
+        def work() -> list[WrittenFile] | None:
+            if copy_range.copied is not None and is_unchanged(self.dsn, self.snapshot, copy_range):
+                return None
+            return write_range(
                 self.dsn,
                 self.snapshot,
                 copy_range,
@@ -152,8 +155,9 @@ class CopyJob:
                 self.lake_root,
                 self.position,
                 self.exported_at,
-            ),
-        )
+            )
+
+        return outcome_of(number, f"copying {self.relation.table}", work)
 
     def under(self, snapshot: str) -> CopyJob:
         return replace(self, snapshot=snapshot)
@@ -177,7 +181,7 @@ def outcome_of(number: int, doing: str, work: Callable[[], Any]) -> RangeOutcome
 class RangeOutcome:
     """The outcome of a task: its result, or the error as data, so that no value is sent in a traceback.
 
-    `result`: of a copy, the files.
+    `result`: of a copy, the files; None if those of an earlier copy are kept.
 
     `trace`: classes and frames of an unexpected exception behind the error, otherwise empty.
     """
@@ -342,23 +346,47 @@ class RangeCopies(RangeTasks[CopyJob]):
 
     after_crash = errors.RESNAPSHOT
 
-    def run(self, ranges: Sequence[CopyRange]) -> list[WrittenFile]:
+    def run(self, ranges: Sequence[CopyRange], kept: KeptRanges | None = None) -> list[WrittenFile]:
         """Copy all ranges, and return their files. Failed ranges are copied again under the same snapshot,
         and finished ones are kept.
 
         Ranges that ended because the keeper lent its lock to a statement are copied again without a pause.
         Raises the error of a range if a retry cannot help, or if the retries have failed. Raises
         TableSnapshotError if the keeper gave up the table or is lost, even if all ranges are copied. Raises
-        TableError if the tasks crash in every attempt. If this raises, the files of the copy are deleted.
+        TableError if the tasks crash in every attempt. If this raises, the ranges are recorded in `kept`, or
+        their files are deleted if that is not possible.
         """
         done: dict[int, RangeOutcome] = {}
         try:
             self._run(ranges, done)
         except BaseException:
-            files = [file for outcome in done.values() for file in outcome.result]
-            delete_uncommitted(self._job.lake_root, self._job.relation.table.path, files)
+            if kept is not None and kept.is_possible:
+                self._keep(kept)
+            else:
+                files = [file for outcome in done.values() for file in outcome.result]
+                delete_uncommitted(self._job.lake_root, self._job.relation.table.path, files)
             raise
-        return [file for number in sorted(done) for file in done[number].result]
+        return [file for number in sorted(done) for file in _files(ranges[number], done[number].result, kept)]
+
+    def _keep(self, kept: KeptRanges) -> None:
+        try:
+            kept.record()
+        except errors.PgReplError as error:
+            log.warning(
+                "%s: the ranges that were copied last are not kept: %s",
+                *(self._job.relation.table, error.message),
+            )
+
+
+def _files(
+    part: CopyRange, written: Sequence[WrittenFile] | None, kept: KeptRanges | None
+) -> Sequence[WrittenFile]:
+    """Return the files of a range: `written`, or those that are kept from an earlier copy."""
+    if written is not None:
+        return written
+    assert kept is not None
+    assert part.copied is not None
+    return kept.files(part.copied)
 
 
 class _CrashedError(errors.TableError):

@@ -52,7 +52,7 @@ from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.runtime.terminal import find_terminal
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.catalog.relations import Comments, read_comments
-from airflow_provider_pgrepl.replication.source.copy.copy_stream import CopyRange
+from airflow_provider_pgrepl.replication.source.copy.copy_stream import CopiedRange, CopyRange
 from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import (
     SnapshotHolder,
     TableSnapshotHolder,
@@ -65,6 +65,7 @@ from airflow_provider_pgrepl.replication.state.tables import TableState
 from airflow_provider_pgrepl.replication.values import copied_part, lake_schema
 from airflow_provider_pgrepl.trace import log_unexpected
 
+from .kept_ranges import KeptRanges
 from .range_copy import CopyJob, RangeCopies
 from .table_queue import AT_ONCE, CopyResult, copy_tables
 
@@ -74,40 +75,71 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SHOW_INTERVAL_S, RECORD_INTERVAL_S, LOG_INTERVAL_S = 1.0, 5.0, 60.0
+_TICK_S = 0.25
+_LOST_SHARE = 0.01
+"""The share of a copy's time after which finished ranges are recorded again: a kill loses no more of them."""
 
 
 class TableCopy:
     """The finished ranges of a table that is being copied. Any thread may call it."""
 
-    def __init__(self, ranges: Sequence[CopyRange]) -> None:
+    def __init__(self, ranges: Sequence[CopyRange], kept: KeptRanges | None = None) -> None:
         self._ranges = ranges
+        self._kept = kept
         self._rows: dict[int, int] = {}
+        self._unchanged = set[int]()
         self._lock = threading.Lock()
-        self._began = time.monotonic()
+        self._began = self._recorded = time.monotonic()
         estimates = [part.rows for part in ranges if part.rows is not None]
         self._expected = sum(estimates) if len(estimates) == len(ranges) else None
 
-    def finish(self, number: int, files: Sequence[Any]) -> None:
-        """Count the range with this number as copied into `files`. Can be called again for a range."""
+    def finish(self, number: int, files: Sequence[Any] | None) -> None:
+        """Count the range with this number as copied into `files`; None: as kept from an earlier copy. Can
+        be called again for a range."""
+        part = self._ranges[number]
+        if files is None:
+            assert part.copied is not None
+            with self._lock:
+                self._rows[number] = part.copied.rows
+                self._unchanged.add(number)
+            return
+        if self._kept is not None:
+            self._kept.add(part, files)
         with self._lock:
             self._rows[number] = sum(file.rows for file in files)
 
-    def progress(self) -> CopyProgress:
-        """Return the progress until now. The rate is that of the whole copy."""
+    def record_if_due(self) -> None:
+        """Record the finished ranges for a later copy. Raises LakeUnavailableError, LakeError."""
+        now = time.monotonic()
+        if self._kept is not None and now - self._recorded >= _LOST_SHARE * (now - self._began):
+            self._recorded = now
+            self._kept.record()
+
+    @property
+    def unchanged(self) -> int:
+        """The number of ranges that are kept from an earlier copy."""
         with self._lock:
-            rows, finished = sum(self._rows.values()), list(self._rows)
-        size = sum(self._ranges[number].bytes for number in finished)
+            return len(self._unchanged)
+
+    def progress(self) -> CopyProgress:
+        """Return the progress until now. The rate is that of the whole copy, without kept ranges."""
+        with self._lock:
+            rows, unchanged = dict(self._rows), set(self._unchanged)
+        size = sum(self._ranges[number].bytes for number in rows)
         total = sum(part.bytes for part in self._ranges)
         seconds = max(time.monotonic() - self._began, 0.001)
-        rate = round(rows / seconds, 1) if finished else None
-        left = round((total - size) * seconds / size, 1) if size else None
-        return CopyProgress(rows, self._expected, size, total, rate, left)
+        copied = rows.keys() - unchanged
+        copied_bytes = sum(self._ranges[number].bytes for number in copied)
+        rate = round(sum(rows[number] for number in copied) / seconds, 1) if copied else None
+        left = round((total - size) * seconds / copied_bytes, 1) if copied_bytes else None
+        return CopyProgress(sum(rows.values()), self._expected, size, total, rate, left)
 
 
 class CopyReport:
     """A context manager with a thread that reports on the copies of tables.
 
-    The state database gets one write every RECORD_INTERVAL_S for all tables. A terminal shows a line that is
+    The state database gets one write every RECORD_INTERVAL_S for all tables. Finished ranges are recorded in
+    the lake much sooner. A terminal shows a line that is
     rewritten; any other log gets a line a minute. A report that fails does not stop a copy.
     """
 
@@ -134,9 +166,11 @@ class CopyReport:
         self._thread.join()
 
     @contextmanager
-    def copying(self, table: TableName, ranges: Sequence[CopyRange]) -> Iterator[TableCopy]:
-        """Report on the copy of a table during the block."""
-        copy = TableCopy(ranges)
+    def copying(
+        self, table: TableName, ranges: Sequence[CopyRange], kept: KeptRanges | None = None
+    ) -> Iterator[TableCopy]:
+        """Report on the copy of a table during the block, and record its ranges in `kept`."""
+        copy = TableCopy(ranges, kept)
         with self._lock:
             self._copies[table] = copy
         try:
@@ -160,9 +194,12 @@ class CopyReport:
 
     def _report(self) -> None:
         now = time.monotonic()
-        record_at, log_at = now + SHOW_INTERVAL_S, now + LOG_INTERVAL_S
-        while not self._stopping.wait(SHOW_INTERVAL_S):
-            now, copies = time.monotonic(), self._progress()
+        show_at, record_at, log_at = now + SHOW_INTERVAL_S, now + SHOW_INTERVAL_S, now + LOG_INTERVAL_S
+        while not self._stopping.wait(_TICK_S):
+            self._record_ranges()
+            if (now := time.monotonic()) < show_at:
+                continue
+            show_at, copies = now + SHOW_INTERVAL_S, self._progress()
             if self._terminal is not None:
                 self._terminal.show(self._text(copies) if copies else "")
             elif now >= log_at and copies:
@@ -173,6 +210,13 @@ class CopyReport:
                 # The next write suffices. The thread that records results reports a lost connection.
                 with suppress(PgReplError):
                     self._store.record_copies(self._pipeline, copies)
+
+    def _record_ranges(self) -> None:
+        with self._lock:
+            copies = list(self._copies.values())
+        for copy in copies:
+            with suppress(PgReplError):
+                copy.record_if_due()
 
     def _progress(self) -> dict[TableName, CopyProgress]:
         with self._lock:
@@ -289,30 +333,42 @@ class SnapshotCopy:
         """Position, epoch and export time of the copied rows."""
         return self._position, self._record.epoch, self._exported.exported_at
 
-    def _plan(self, keeper: TableSnapshotHolder, relation: Relation) -> list[CopyRange]:
-        """Return the ranges to copy. Raises TableError if settings do not fit the locked table, which may
-        have been altered since they were checked."""
+    def _plan(
+        self, keeper: TableSnapshotHolder, relation: Relation, copied: Sequence[CopiedRange] = ()
+    ) -> list[CopyRange]:
+        """Return the ranges to copy. `copied`: those of an earlier copy.
+
+        Raises TableError if settings do not fit the locked table, which may have been altered since they were
+        checked.
+        """
         with self._index_lock:
             problems = list(self._rules.problems(relation))
         if problems:
             raise errors.TableError("\n".join(f"{relation.table}: {problem}" for problem in problems))
         options = self._pipeline.options(relation.table)
-        return keeper.plan(copied_part(relation, options), self._pipeline.snapshot_range_bytes)
+        size = self._pipeline.snapshot_range_bytes
+        return keeper.plan(copied_part(relation, options), size, copied=copied)
 
     def _copy(self, relation: Relation, report: CopyReport) -> int:
         started = time.monotonic()
         # Check before the first file is written: it would remain in a folder that this pipeline does not own.
         self._check_replaceable(relation.table)
+        kept = self._kept_ranges(relation)
         with self._keeper.hold(relation) as keeper:
-            ranges = self._plan(keeper, relation)
+            ranges = self._plan(keeper, relation, kept.find(keeper.xmin()))
             if self._pipeline.options(relation.table).policy.history:
                 prepare_history(relation, self._pipeline, *self._moment)
-            with report.copying(relation.table, ranges) as copy:
-                files = self._copy_ranges(keeper, relation, ranges, copy)
+            with report.copying(relation.table, ranges, kept) as copy:
+                files = self._copy_ranges(keeper, relation, ranges, copy, kept)
+        kept.forget(files)
         rows = self._commit(relation, files)
         seconds = self._measure(relation.table, sum(file.size for file in files), started)
         log.info("copied %s: %d rows in %.1f s", relation.table, rows, seconds)
         return rows
+
+    def _kept_ranges(self, relation: Relation) -> KeptRanges:
+        options = self._pipeline.options(relation.table)
+        return KeptRanges(self._pipeline.lake_root, relation, options, self._record, self._position)
 
     def _measure(self, table: TableName, size: int, started: float) -> float:
         """Keep the bytes written for a table and the duration, for its record. Return the duration."""
@@ -342,7 +398,12 @@ class SnapshotCopy:
         return frozenset(ConsistentPoints(self._pipeline.lake_root).kept_versions())
 
     def _copy_ranges(
-        self, keeper: TableSnapshotHolder, relation: Relation, ranges: list[CopyRange], copy: TableCopy
+        self,
+        keeper: TableSnapshotHolder,
+        relation: Relation,
+        ranges: list[CopyRange],
+        copy: TableCopy,
+        kept: KeptRanges,
     ) -> list[WrittenFile]:
         job = CopyJob(
             self._dsn,
@@ -353,7 +414,14 @@ class SnapshotCopy:
             self._position,
             self._exported.exported_at,
         )
-        return RangeCopies(self._spark, job, keeper, self._ranges_at_once, copy.finish).run(ranges)
+        copies = RangeCopies(self._spark, job, keeper, self._ranges_at_once, copy.finish)
+        files = copies.run(ranges, kept)
+        if any(part.copied is not None for part in ranges):
+            log.info(
+                "%s: %d of %d ranges are those of an earlier copy that has not ended",
+                *(relation.table, copy.unchanged, len(ranges)),
+            )
+        return files
 
     def _commit(self, relation: Relation, files: list[WrittenFile]) -> int:
         options = self._pipeline.options(relation.table)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import io
 import logging
 import os
 import select
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
@@ -50,7 +51,8 @@ SELECT c.oid::bigint, pg_catalog.pg_relation_size(c.oid), pg_catalog.pg_table_si
     c.reltuples::float8, pg_catalog.current_setting('block_size')::int,
     coalesce((SELECT amname FROM pg_catalog.pg_am a WHERE a.oid = c.relam), 'heap') = 'heap',
     EXISTS (SELECT FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0
-        AND a.attgenerated <> '' AND a.attname = ANY (%(columns)s))
+        AND a.attgenerated <> '' AND a.attname = ANY (%(columns)s)),
+    coalesce(pg_catalog.pg_relation_filenode(c.oid), 0)::bigint
 FROM pg_catalog.pg_class c WHERE c.oid = ANY (%(oids)s::oid[])
 """
 
@@ -80,13 +82,33 @@ _SNAPSHOT_UNUSABLE = ("22023", "42704", "42P01", "42703", "72000", "55000")
 
 
 @dataclass(frozen=True)
+class CopiedRange:
+    """A range that an earlier copy has read, and its number of rows.
+
+    `start`, `end`: the first page of the leaf's file, and the one after the last. `filenode`: the file, which
+    another one replaces when the table is rewritten. `query`: a hash of the SELECT of the leaf's rows.
+    `xmin`: that of the copy's snapshot, with the epoch of transaction IDs; all transactions with a lower ID
+    had ended.
+    """
+
+    leaf_oid: int
+    filenode: int
+    start: int
+    end: int
+    query: str
+    rows: int
+    xmin: int
+
+
+@dataclass(frozen=True)
 class CopyRange:
     """A part of one table that one task copies: the COPY that reads it, and its number of pages.
 
     `leaf_oid`: the oid that the table with the leaf's name must have; 0 for no check. `is_planned`: the COPY
     contains a SELECT, which can run code of the table's owner (see `owner_code.py`). `select`: that SELECT.
     `rows`: the planner's estimate of the range's rows, None if there is none. `bytes`: the range's share of
-    the leaf, with TOAST.
+    the leaf, with TOAST. `start`: the first page. `filenode`: the leaf's file, 0 if it is no heap. `copied`:
+    an earlier copy of the same pages, which `check` compares with the snapshot. `query`: as in CopiedRange.
     """
 
     relation_oid: int
@@ -98,6 +120,16 @@ class CopyRange:
     rows: int | None = None
     bytes: int = 0
     select: str = ""
+    start: int = 0
+    filenode: int = 0
+    query: str = ""
+    copied: CopiedRange | None = None
+    check: str = ""
+
+    def as_copied(self, rows: int, xmin: int) -> CopiedRange:
+        """Return the record of a copy of the range at a snapshot with this xmin."""
+        end = self.start + self.pages
+        return CopiedRange(self.leaf_oid, self.filenode, self.start, end, self.query, rows, xmin)
 
     def computing(self, compute: Callable[[str], str]) -> CopyRange:
         """Return the range with a COPY of a query. `compute`: makes that query of the SELECT of its rows."""
@@ -124,11 +156,14 @@ def plan_ranges(
     whole: bool = False,
     sample: Sample | None = None,
     selects: bool = False,
+    copied: Sequence[CopiedRange] = (),
 ) -> list[CopyRange]:
     """Split a table into ranges of about `range_bytes` (TOAST included), at least one. The last has no end.
 
     `whole`: each leaf is one range. `sample`: the same, with some of its pages only. `selects`: each range
-    has a SELECT. Over a keeper's connection, the leaves are those of the snapshot. Raises SourceError.
+    has a SELECT. `copied`: ranges of earlier copies, which keep their bounds if they are of the leaves'
+    files; of overlapping ones the first is taken. Over a keeper's connection, the leaves are those of the
+    snapshot. Raises SourceError.
     """
     row_filter = _row_filter(connection, relation)
     leaves = read_leaves(connection, relation.oid)
@@ -145,6 +180,7 @@ def plan_ranges(
             None if whole or sample else range_bytes,
             row_filter,
             sample,
+            [one for one in copied if one.leaf_oid == leaf.oid],
             selects=selects,
         )
     ]
@@ -159,21 +195,30 @@ def _leaf_ranges(
     range_bytes: int | None,
     row_filter: str | None,
     sample: Sample | None,
+    copied: Sequence[CopiedRange],
     *,
     selects: bool,
 ) -> list[CopyRange]:
-    main_bytes, total_bytes, tuples, block_size, is_heap, is_generated = size
+    main_bytes, total_bytes, tuples, block_size, is_heap, is_generated, filenode = size
     pages = -(-main_bytes // block_size)
     wanted = min(pages, -(-total_bytes // range_bytes)) if is_heap and range_bytes else 1
     step = max(1, -(-pages // max(1, wanted)))
-    starts = range(0, pages, step) if wanted > 1 else range(1)
+    filters = [f"({row_filter})"] if row_filter else []
+    query = hashlib.blake2b(
+        _select_rows(relation, leaf.table, filters, None).encode(), digest_size=8
+    ).hexdigest()
+    usable = [
+        one
+        for one in copied
+        if is_heap and (one.filenode, one.query) == (filenode, query) and one.end <= pages
+    ]
+    pieces = _pieces(pages, step, usable)
     ranges = []
-    for start in starts:
-        is_last = start == starts[-1]
-        bounds = [f"ctid >= '({start},0)'"] if len(starts) > 1 else []
-        bounds += [] if is_last else [f"ctid < '({start + step},0)'"]
-        bounds += [f"({row_filter})"] if row_filter else []
-        covered = pages - start if is_last else step
+    for start, end, earlier in pieces:
+        bounds = [f"ctid >= '({start},0)'"] if len(pieces) > 1 else []
+        bounds += [] if end is None else [f"ctid < '({end},0)'"]
+        bounds += filters
+        covered = (pages if end is None else end) - start
         # COPY of a table accepts no condition, no generated columns and no empty column list.
         is_planned = bool(bounds) or is_generated or not relation.columns or selects or sample is not None
         select = _select_rows(relation, leaf.table, bounds, sample) if is_planned else ""
@@ -181,14 +226,44 @@ def _leaf_ranges(
         share = covered / pages if pages else 1.0
         # The estimate is -1 until the first ANALYZE, and includes rows that a filter leaves out.
         is_known = not row_filter and (tuples >= 0 or not pages)
-        rows = round(max(tuples, 0) * share) if is_known else None
-        size_in_bytes = round(total_bytes * share)
         ranges.append(
             CopyRange(
-                relation.oid, leaf.table, sql, covered, leaf.oid, is_planned, rows, size_in_bytes, select
+                relation.oid,
+                leaf.table,
+                sql,
+                covered,
+                leaf.oid,
+                is_planned,
+                round(max(tuples, 0) * share) if is_known else None,
+                round(total_bytes * share),
+                select,
+                start,
+                filenode if is_heap else 0,
+                query,
+                earlier,
+                "" if earlier is None else _count_rows(leaf.table, bounds, earlier.xmin),
             )
         )
     return ranges
+
+
+def _pieces(
+    pages: int, step: int, copied: Sequence[CopiedRange]
+) -> list[tuple[int, int | None, CopiedRange | None]]:
+    """Return first page, end and earlier copy of each range: `copied` ones, and parts of what is between
+    them."""
+    chosen: list[CopiedRange] = []
+    for one in copied:
+        if all(one.end <= other.start or other.end <= one.start for other in chosen):
+            chosen.append(one)
+    pieces: list[tuple[int, int | None, CopiedRange | None]] = []
+    at = 0
+    for one in sorted(chosen, key=lambda one: one.start):
+        pieces += [(start, min(start + step, one.start), None) for start in range(at, one.start, step)]
+        pieces.append((one.start, one.end, one))
+        at = one.end
+    starts = range(at, max(pages, at + 1), step)
+    return pieces + [(start, None if start == starts[-1] else start + step, None) for start in starts]
 
 
 def _copy_table(relation: Relation, leaf: TableName) -> str:
@@ -204,6 +279,17 @@ def _select_rows(relation: Relation, leaf: TableName, bounds: list[str], sample:
     where = f" WHERE {' AND '.join(bounds)}" if bounds else ""
     some = "" if sample is None else f" {sample.sql}"
     return f"{select} FROM ONLY {leaf.sql}{some}{where}"
+
+
+def _count_rows(leaf: TableName, bounds: list[str], xmin: int) -> str:
+    """Return the SELECT of the number of rows, and of those written by transactions below `xmin`.
+
+    A system column has the 32 bits of a transaction ID, also of a frozen row. `age` compares them with the
+    next ID, at most 2^31 back; IDs of frozen rows further back look like later ones.
+    """
+    is_older = f"pg_catalog.age(xmin) > pg_catalog.age('{xmin % 2**32}'::pg_catalog.xid)"
+    counts = f"pg_catalog.count(*), pg_catalog.count(*) FILTER (WHERE {is_older})"
+    return f"SELECT {counts} FROM ONLY {leaf.sql} WHERE {' AND '.join(bounds)}"  # noqa: S608 - no values
 
 
 def _columns(relation: Relation) -> str:
@@ -242,6 +328,20 @@ def open_copy(dsn: str, snapshot: str, copy_range: CopyRange) -> Iterator[Binary
         source.stop()
     if source.failure is not None:
         raise source.failure
+
+
+def is_unchanged(dsn: str, snapshot: str, copy_range: CopyRange) -> bool:
+    """Return True if the range's rows at the snapshot are those that its earlier copy has read.
+
+    A row version never changes. If all versions that are visible now were written by transactions that had
+    ended before the earlier snapshot, that snapshot saw each of them as well, and if there are as many of
+    them as it copied, it saw no others. A transaction that had begun, but not ended, counts as a change.
+    Raises what `open_copy` raises.
+    """
+    assert copy_range.copied is not None
+    with open_copy(dsn, snapshot, replace(copy_range, sql=_copied(copy_range.check))) as stream:
+        rows, older = map(int, stream.read().split(b","))
+    return rows == older == copy_range.copied.rows
 
 
 def _connect(dsn: str, snapshot: str, copy_range: CopyRange) -> Connection:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TypeVar
@@ -30,7 +30,7 @@ from airflow_provider_pgrepl.replication.source.server_errors import source_erro
 from airflow_provider_pgrepl.replication.source.short_waits import with_short_waits
 from airflow_provider_pgrepl.replication.source.slot_creation import ExportedSnapshot
 
-from .copy_stream import CopyRange, Sample, open_copy, plan_ranges
+from .copy_stream import CopiedRange, CopyRange, Sample, open_copy, plan_ranges
 from .imported_snapshot import (
     PublishedTables,
     SnapshotExporter,
@@ -53,6 +53,7 @@ _LOCK_TRIES_S = 0.9
 MOST_LOANS = 20
 """The most times that a table's lock against code of its owner is lent during its copy."""
 __all__ = ["CopyRange", "SnapshotHolder", "keep", "keep_for", "open_copy", "plan_ranges"]
+_XMIN = "SELECT pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())::text"
 _OF_TABLE = 3
 """The sessions of a table during its copy: its keeper, the gate, and briefly one that reads the catalog."""
 # `reserved_connections` exists from PostgreSQL 16 on. Walsenders have connection slots of their own.
@@ -106,8 +107,23 @@ class TableSnapshotHolder:
         self._watch = LockWatch(connection, str(relation.table), TableSnapshotError, gate, let_owners_in)
         self._watch.start()
 
+    def xmin(self) -> int:
+        """Return the snapshot's xmin, with the epoch of transaction IDs. Raises TableSnapshotError if the
+        connection is lost."""
+        try:
+            with losses(TableSnapshotError), source_errors("reading the snapshot"):
+                return int(row(self.connection, _XMIN)[0])
+        finally:
+            self._watch.raise_failure()
+
     def plan(
-        self, relation: Relation, range_bytes: int, sample: Sample | None = None, *, selects: bool = False
+        self,
+        relation: Relation,
+        range_bytes: int,
+        sample: Sample | None = None,
+        *,
+        selects: bool = False,
+        copied: Sequence[CopiedRange] = (),
     ) -> list[CopyRange]:
         """Return the ranges of `plan_ranges` in the snapshot, without partitions attached since.
 
@@ -117,15 +133,23 @@ class TableSnapshotHolder:
         """
         try:
             with losses(TableSnapshotError):
-                return self._plan(relation, range_bytes, sample, selects=selects)
+                return self._plan(relation, range_bytes, sample, copied, selects=selects)
         finally:
             # If the locks were released early, raise that error: later results and errors are meaningless.
             self._watch.raise_failure()
 
     def _plan(
-        self, relation: Relation, range_bytes: int, sample: Sample | None, *, selects: bool
+        self,
+        relation: Relation,
+        range_bytes: int,
+        sample: Sample | None,
+        copied: Sequence[CopiedRange],
+        *,
+        selects: bool,
     ) -> list[CopyRange]:
-        ranges = plan_ranges(self.connection, relation, range_bytes, sample=sample, selects=selects)
+        ranges = plan_ranges(
+            self.connection, relation, range_bytes, sample=sample, selects=selects, copied=copied
+        )
         leaves = {part.leaf_oid: part.leaf for part in ranges if part.is_planned}
         if self._trusts_owners or not leaves or self._can_shut_out(leaves):
             self._leaves = leaves
