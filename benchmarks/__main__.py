@@ -23,6 +23,7 @@ FIGURES = (
     "values",
     "both",
     "snapshot",
+    "interrupted",
     "verify",
     "latency",
     "resnapshot",

@@ -19,16 +19,16 @@ from benchmarks.store import local_folder
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_TABLE = "public.wide"
+TABLE = "public.wide"
 ROWS = 5_000_000
 _REPEAT = 3
 _LIMIT = 0.6
 
-_CREATE = f"""create table {_TABLE} (
+CREATE = f"""create table {TABLE} (
     id bigint primary key, k integer, v text, amt numeric(12,2),
     ts timestamptz, b boolean, note text, f double precision
 )"""
-_FILL = f"""insert into {_TABLE} select
+FILL = f"""insert into {TABLE} select
     g, g % 1000, 'value of the row ' || g, (g % 100000) / 100.0,
     timestamptz '2024-01-01' + g * interval '1 second', g % 2 = 0,
     case when g % 10 > 0 then 'a note, "quoted" every now and then: ' || g end, g / 7.0
@@ -59,10 +59,10 @@ def prepared(
     try:
         with running_source() as source, StateDatabase(source.dsn, "benchmark") as state_db:
             state_db.migrate()
-            source.execute(_CREATE)
-            source.execute(_FILL.format(1, 1000))
+            source.execute(CREATE)
+            source.execute(FILL.format(1, 1000))
             copy(spark, source, state_db, folder, "warm")
-            source.execute(_FILL.format(1001, rows))
+            source.execute(FILL.format(1001, rows))
             source.settle()
             _peer(source)  # not measured: reads the files into the cache
             yield spark, source, state_db
@@ -72,7 +72,7 @@ def prepared(
 
 def copy(spark: SparkSession, source: Source, state_db: StateDatabase, folder: Path, name: str) -> float:
     """Return the seconds of a copy into a new lake named `name`, and delete the lake."""
-    pipeline = pipelines.make_pipeline(folder, f"snapshot_{name}", _TABLE)
+    pipeline = pipelines.make_pipeline(folder, f"snapshot_{name}", TABLE)
     pipelines.publish(source.dsn, pipeline)
     started = time.perf_counter()
     pipelines.take_snapshot(spark, source.dsn, pipeline, state_db)
@@ -84,5 +84,5 @@ def copy(spark: SparkSession, source: Source, state_db: StateDatabase, folder: P
 
 def _peer(source: Source) -> float:
     columns = "id, k, v, amt, ts, b, note, f"
-    command = f"copy (select {columns} from {_TABLE}) to stdout (format csv)"
+    command = f"copy (select {columns} from {TABLE}) to stdout (format csv)"
     return source.time_program("psql", "-X", "-q", "-c", command, source.dsn)
