@@ -8,9 +8,11 @@ from datetime import UTC, datetime
 
 import nats
 import pytest
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 
 from airflow_provider_pgrepl.replication.creek import client
-from airflow_provider_pgrepl.replication.creek.client import CreekClient
+from airflow_provider_pgrepl.replication.creek.client import CreekClient, Snapshot
 from airflow_provider_pgrepl.replication.creek.wire import Wire
 from demo.nats import NatsServer
 from tests.support.jetstream import running_nats
@@ -32,7 +34,7 @@ async def ask(server: NatsServer) -> None:
         requested = await publisher.subscribe(WIRE.request("snap"))
         await publisher.flush()
         asking = asyncio.ensure_future(creek.snapshot("public", "t", 240))
-        await requested.next_msg(120)
+        await next_request(requested, asking)
         await asyncio.to_thread(server.kill)
         await asyncio.to_thread(server.start)
         while not creek._client.is_connected or not creek._client.stats["reconnects"]:
@@ -43,7 +45,7 @@ async def ask(server: NatsServer) -> None:
         publisher = await nats.connect(server.uri)
         requested = await publisher.subscribe(WIRE.request("snap"))
         for _ in range(3):
-            request = await requested.next_msg(120)
+            request = await next_request(requested, asking)
             # The stream of snapshots is not there yet, as after a restart, so that no row can be read.
             await request.respond(WIRE.new_snapshot("public.t", datetime.now(UTC)).encode())
         assert not asking.done(), asking.exception()
@@ -51,3 +53,11 @@ async def ask(server: NatsServer) -> None:
         with suppress(asyncio.CancelledError):
             await asking
         await publisher.close()
+
+
+async def next_request(requested: Subscription, asking: asyncio.Future[Snapshot]) -> Msg:
+    """Return the next request; fail with the client's error if it gives up instead."""
+    waiting = asyncio.ensure_future(requested.next_msg(120))
+    await asyncio.wait([waiting, asking], return_when=asyncio.FIRST_COMPLETED)
+    assert waiting.done(), asking.exception()
+    return await waiting
