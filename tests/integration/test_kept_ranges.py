@@ -13,6 +13,7 @@ import pytest
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect, row
+from airflow_provider_pgrepl.replication.source.copy import copy_stream
 from airflow_provider_pgrepl.replication.source.copy.copy_stream import (
     CopiedRange,
     CopyRange,
@@ -160,7 +161,7 @@ def test_ranges_of_a_file_that_has_shrunk_are_not_looked_for(dsn, run, table):
 def test_gaps_and_the_end_are_cut_and_newer_copies_come_first(dsn, run, table):
     copied = list(copied_before(dsn))
     gap = [one for one in copied if one not in copied[2:5]]
-    wide = replace(copied[0], end=copied[3].end, xmin=3)
+    wide = replace(copied[0], end=copied[3].end, xmin=copied[0].xmin - 1)
     run(f"insert into t select g, repeat('v', 100) from generate_series({LAST + 1}, {LAST * 2}) g")
     with snapshot(dsn, [*gap, wide]) as later:
         assert [part.copied for part in later.ranges if part.copied] == gap
@@ -198,6 +199,40 @@ def test_leaves_of_a_partitioned_table_are_kept_apart(dsn, run):
     with snapshot(dsn, list(copied)) as later:
         leaf = max(one.leaf_oid for one in copied)
         assert set(later.unchanged()) == {one for one in copied if one.leaf_oid == leaf}
+
+
+def test_leaf_that_was_altered_while_it_was_detached_is_copied_again(dsn, run):
+    """Nothing of the partitioned table shows it, and no row is written."""
+    run(
+        "create table t (id int primary key, b int, v text) partition by range (id)",
+        "create table t_1 partition of t for values from (0) to (4001)",
+        f"insert into t select g, 2, repeat('v', 100) from generate_series({FIRST}, {LAST}) g",
+        "create publication p for table t with (publish_via_partition_root)",
+    )
+    copied = copied_before(dsn)
+    run(
+        "alter table t detach partition t_1",
+        "alter table t_1 drop column b",
+        "alter table t_1 add column b int default 5",
+        "alter table t attach partition t_1 for values from (0) to (4001)",
+    )
+    assert changed(dsn, copied) == list(range(len(copied)))
+
+
+def test_ranges_that_take_long_to_check_are_copied(dsn, run, table, monkeypatch):
+    copied = copied_before(dsn)
+    sizes = sorted({one.end - one.start for one in copied})
+    monkeypatch.setattr(copy_stream, "_MOST_CHECKED_BYTES", sizes[-1] * 8192 - 1)
+    with snapshot(dsn, list(copied)) as later:
+        assert {one.end - one.start for one in later.unchanged()} == set(sizes[:-1])
+
+
+def test_very_many_ranges_are_planned_at_once():
+    """Comparing each with all others would take minutes."""
+    many = [CopiedRange(1, 1, start, start + 1, "", 1, 3) for start in range(200_000)]
+    random.Random(1).shuffle(many)
+    pieces = copy_stream._pieces(200_001, 10, [*many, *many])
+    assert [start for start, _, _ in pieces] == list(range(200_001))
 
 
 @pytest.mark.parametrize("seed", range(1, 7))

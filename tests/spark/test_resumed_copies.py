@@ -118,7 +118,7 @@ def test_epoch_that_begins_again_since_no_table_was_copied_keeps_ranges(replicat
     execute(dsn, f"update t set d = 'infinity' where id = {ROWS}")
     assert replicated.run("snapshot") != 0
     execute(dsn, f"update t set d = null where id = {ROWS}")
-    replicated.snapshot()
+    replicated.resnapshot(T)
     ((some, of),) = kept(replicated)
     assert of - 3 <= some < of
     assert_whole(replicated)

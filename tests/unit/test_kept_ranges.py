@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -10,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from airflow_provider_pgrepl.errors import TableSnapshotError
+from airflow_provider_pgrepl.errors import LakeUnavailableError, TableSnapshotError
 from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import WrittenFile, data_files
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
 from airflow_provider_pgrepl.replication.lake.snapshot import kept_ranges
@@ -20,6 +21,7 @@ from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Column, PgType, Relation
 from airflow_provider_pgrepl.replication.settings.tables import TableOptions, TablePolicy
 from airflow_provider_pgrepl.replication.source.copy.copy_stream import CopyRange
+from airflow_provider_pgrepl.replication.storage import durable
 from tests.support.changelogs import epoch_record
 
 SCHEMA = pa.schema({"id": pa.int64()})
@@ -65,17 +67,17 @@ def records(lake: Path) -> list[Path]:
     return sorted((lake / "_pgrepl/copies").rglob("*.json"))
 
 
-def test_later_copy_finds_ranges_with_their_files_the_newest_first(tmp_path):
+def test_later_copy_finds_ranges_with_their_files(tmp_path):
     files = copied(tmp_path, 0, 10)
     newer = copied(tmp_path, 20, xmin=XMIN + 1)
     later = kept(tmp_path)
-    found = later.find(XMIN + 5)
+    found = sorted(later.find(XMIN + 5), key=lambda one: one.start)
     assert [(one.start, one.end, one.rows, one.xmin) for one in found] == [
-        (20, 30, 3, XMIN + 1),
         (0, 10, 3, XMIN),
         (10, 20, 3, XMIN),
+        (20, 30, 3, XMIN + 1),
     ]
-    assert [later.files(one) for one in found] == [(newer[0],), (files[0],), (files[1],)]
+    assert [later.files(one) for one in found] == [(files[0],), (files[1],), (newer[0],)]
 
 
 @pytest.mark.parametrize(
@@ -125,24 +127,30 @@ def test_forgotten_ranges_are_deleted_with_their_files_but_for_used_ones(tmp_pat
     new = write_file(tmp_path)
     ranges.add(part(10), new)
     ranges.forget([*ranges.files(used), *new])
-    assert not records(tmp_path)
+    assert not (tmp_path / "_pgrepl/copies").exists()
     assert paths(tmp_path) == {ranges.files(used)[0].path, new[0].path}
     # The thread that reports may still record what was added.
     ranges.record()
     assert not records(tmp_path)
 
 
-def test_no_file_is_deleted_that_a_commit_or_another_program_has_made(tmp_path):
+def test_no_file_is_deleted_that_a_version_or_another_program_has_made(tmp_path):
     committed, free = copied(tmp_path, 0, 10)
     commit_snapshot(f"{tmp_path}/{TABLE.path}", SCHEMA, [committed], LSN(5), "shop", Epoch(1))
-    record = records(tmp_path)[0]
-    outside = tmp_path / "part-0.parquet"
-    outside.touch()
-    record.write_text(record.read_text().replace(free.path, "../../part-0.parquet"))
+    assert [one.start for one in kept(tmp_path).find(XMIN)] == [10]
     kept_ranges.expire(str(tmp_path), datetime.now(UTC) + timedelta(days=1))
     assert not records(tmp_path)
-    assert outside.exists()
     assert {committed.path, free.path} <= paths(tmp_path)
+
+
+def test_no_file_outside_of_the_folder_is_deleted(tmp_path):
+    (file,) = copied(tmp_path, 0)
+    outside = tmp_path / "part-0.parquet"
+    outside.touch()
+    record = records(tmp_path)[0]
+    record.write_text(record.read_text().replace(file.path, "../../part-0.parquet"))
+    kept_ranges.forget_all(str(tmp_path))
+    assert outside.exists()
 
 
 def test_files_that_another_program_has_deleted_are_not_committed(tmp_path):
@@ -152,6 +160,37 @@ def test_files_that_another_program_has_deleted_are_not_committed(tmp_path):
     (tmp_path / TABLE.path / file.path).unlink()
     with pytest.raises(TableSnapshotError, match="was deleted before it was committed"):
         ranges.forget([file])
+    assert records(tmp_path)
+
+
+def test_record_whose_write_seems_to_fail_is_deleted_as_well(tmp_path, monkeypatch):
+    ranges = kept(tmp_path)
+    ranges.find(XMIN)
+    files = write_file(tmp_path)
+    ranges.add(part(0), files)
+    with monkeypatch.context() as patched:
+        patched.setattr(durable, "flush_files", raise_os_error)
+        with pytest.raises(LakeUnavailableError):
+            ranges.record()
+    ranges.record()
+    assert len(records(tmp_path)) == 2
+    ranges.forget(files)
+    assert not records(tmp_path)
+
+
+def raise_os_error(*_: object) -> None:
+    raise OSError(errno.EIO, "no flush")
+
+
+def test_copy_that_ends_early_leaves_recorded_files_only(tmp_path):
+    ranges = kept(tmp_path)
+    ranges.find(XMIN)
+    recorded, of_no_heap = write_file(tmp_path), write_file(tmp_path)
+    ranges.add(part(0), recorded)
+    ranges.add(replace(part(0), filenode=0), of_no_heap)
+    ranges.leave([*recorded, *of_no_heap])
+    assert paths(tmp_path) == {recorded[0].path}
+    assert len(kept(tmp_path).find(XMIN)) == 1
 
 
 def test_ranges_that_could_not_be_recorded_are_recorded_later(tmp_path):
@@ -181,6 +220,7 @@ def test_new_history_forgets_the_ranges_of_all_tables(tmp_path):
     copied(tmp_path, 0)
     kept_ranges.forget_all(str(tmp_path))
     assert kept(tmp_path).find(XMIN) == []
+    assert not paths(tmp_path)
     kept_ranges.forget_all(str(tmp_path / "no lake"))
 
 
@@ -194,7 +234,9 @@ def test_new_history_forgets_the_ranges_of_all_tables(tmp_path):
         (PgType(2205, name="regclass"), False),
         (PgType(790, name="money"), False),
         (PgType(2210, name="regclass[]", kind="a", parts=(("element", PgType(2205)),)), False),
-        (PgType(20_001, name="c", kind="c", parts=(("a", TEXT), ("b", OF_EXTENSION))), False),
+        (PgType(20_001, name="c", kind="c", parts=(("a", TEXT),)), False),
+        (PgType(20_002, name="c[]", kind="a", parts=(("element", PgType(20_001, kind="c")),)), False),
+        (PgType(20_001, name="d", kind="d", parts=(("base", OF_EXTENSION),)), False),
         (OF_EXTENSION, False),
         (PgType(20_001, kind="x"), False),
     ],

@@ -17,6 +17,7 @@ import logging
 import threading
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -24,7 +25,7 @@ from typing import Any
 from pyarrow import fs
 
 from airflow_provider_pgrepl import __version__
-from airflow_provider_pgrepl.errors import LakeError, TableSnapshotError
+from airflow_provider_pgrepl.errors import PgReplError, TableSnapshotError
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, system_folder
 from airflow_provider_pgrepl.replication.delta.table import has_delta
 from airflow_provider_pgrepl.replication.lake.delta.live_files import live_files
@@ -68,6 +69,9 @@ class KeptRange:
 
 
 def _depends_on_row(kind: PgType) -> bool:
+    if kind.kind == "c":
+        # ALTER TYPE drops and adds attributes, and rewrites no row.
+        return False
     if kind.parts:
         return all(_depends_on_row(part) for _, part in kind.parts)
     return kind.kind == "e" or (kind.kind == "b" and kind.oid < _FIRST_USER_OID and kind.oid not in _NAMING)
@@ -100,8 +104,7 @@ class KeptRanges:
         self._adding = threading.Lock()
 
     def find(self, xmin: int) -> list[CopiedRange]:
-        """Read the records, and return the ranges that the snapshot with this xmin may still have, the newest
-        first.
+        """Read the records, and return the ranges that the snapshot with this xmin may still have.
 
         Leaves out ranges whose files are gone, and those of another definition of the table. Raises
         LakeUnavailableError, LakeError.
@@ -109,14 +112,13 @@ class KeptRanges:
         self._xmin = xmin
         records = list(self._read())
         self._found = [one for _, ranges in records for one in ranges]
-        present = self._present() if self._found else {}
+        present = self._uncommitted() if self._found else {}
         usable = [
             one
             for is_of_table, ranges in records
             for one in ranges
             if is_of_table and self.is_possible and self._is_usable(one, present)
         ]
-        usable.sort(key=lambda one: -one.copied.xmin)
         self._usable = {one.copied: one.files for one in usable}
         return list(self._usable)
 
@@ -142,45 +144,68 @@ class KeptRanges:
             if not ranges or self._is_over:
                 return
             try:
-                self._records.append(self._write(ranges))
+                self._write(ranges)
             except BaseException:
                 with self._adding:
                     self._added += ranges
                 raise
             self._found += ranges
 
-    def _write(self, ranges: Iterable[KeptRange]) -> str:
-        name = f"{uuid.uuid4()}.json"
+    def leave(self, files: Iterable[WrittenFile]) -> None:
+        """Record the ranges that were added, and delete those of `files` that no record has.
+
+        Call it at the end of a copy that is not committed. An error is logged, and its files are deleted.
+        """
+        try:
+            self.record()
+        except PgReplError as error:
+            log.warning("%s: the ranges that were copied last are not kept: %s", self._path, error.message)
+        recorded = {file.path for one in self._found for file in one.files}
+        unrecorded = [file for file in files if file.path not in recorded]
+        delete_uncommitted(self._lake_root, self._path, unrecorded)
+
+    def _write(self, ranges: Iterable[KeptRange]) -> None:
         fields = [{**asdict(one), "position": str(one.position)} for one in ranges]
         record = {"layout": _LAYOUT, "identity": self._identity, "ranges": fields}
         content = json.dumps(record).encode()
+        name = f"{uuid.uuid4()}.json"
         filesystem, root = open_storage(self._place)
+        # A write that fails may have made the file: it is deleted with the others.
+        self._records.append(f"{root}/{name}")
         with storage_errors(self._place):
             make_folders(filesystem, root)
             with Output(filesystem, f"{root}/{name}", len(content)) as output:
                 output.stream.write(content)
             durable.flush_files(self._place, [name])
-        return f"{root}/{name}"
 
     def forget(self, used: Sequence[WrittenFile]) -> None:
         """Delete the records, and then the files of all kept ranges but the `used` ones.
 
-        Call it before `used` are committed. Raises TableSnapshotError if one of them is gone,
-        LakeUnavailableError, LakeError.
+        Call it before `used` are committed. Raises TableSnapshotError if one of them is gone, and
+        LakeUnavailableError, LakeError; the records then stay.
         """
         filesystem, _ = open_storage(self._place)
         with self._recording:
+            if self._records:
+                self._check_present(used)
             self._is_over = True
             with storage_errors(self._place):
                 delete_files(filesystem, self._records)
-        if self._records:
-            self._check_present(used)
+            self._remove_empty_folders()
         paths = {file.path for file in used}
         unused = [file for one in self._found for file in one.files if file.path not in paths]
-        _delete(self._lake_root, self._path, unused)
+        _delete_unless_table(self._lake_root, self._path, unused)
+
+    def _remove_empty_folders(self) -> None:
+        """Remove the folders of table and schema, and the one of all copies, as far as they are empty."""
+        place = durable.local_path(self._place)
+        if place is not None:
+            for folder in (place, *place.parents[:2]):
+                with suppress(OSError):
+                    folder.rmdir()
 
     def _check_present(self, used: Collection[WrittenFile]) -> None:
-        present = self._present()
+        present = self._uncommitted()
         if not all(_is_present(file, present) for file in used):
             raise TableSnapshotError(
                 f"{self._path}: a file of its copy was deleted before it was committed",
@@ -195,12 +220,14 @@ class KeptRanges:
             and all(_is_present(file, present, MOST_AGE) for file in kept.files)
         )
 
-    def _present(self) -> dict[str, fs.FileInfo]:
-        """Return the files in the table's folder, by name."""
-        filesystem, root = open_storage(f"{self._lake_root}/{self._path}")
-        with storage_errors(self._place, "read"):
+    def _uncommitted(self) -> dict[str, fs.FileInfo]:
+        """Return the files in the table's folder that its newest version does not have, by name."""
+        uri = f"{self._lake_root}/{self._path}"
+        filesystem, root = open_storage(uri)
+        with storage_errors(uri, "read"):
             infos = filesystem.get_file_info(fs.FileSelector(root, allow_not_found=True))
-        return {info.base_name: info for info in infos if info.type == fs.FileType.File}
+        live: Collection[str] = live_files(open_table(uri)) if has_delta(uri) else ()
+        return {info.base_name: info for info in infos if info.is_file and info.base_name not in live}
 
     def _read(self) -> Iterator[tuple[bool, list[KeptRange]]]:
         """Yield the ranges of each record, and whether they are of the table as it is now."""
@@ -230,15 +257,11 @@ def _parse(content: bytes) -> tuple[str, list[KeptRange]]:
 
 
 def forget_all(lake_root: str) -> None:
-    """Delete the records of all tables, when another history of the source begins.
+    """Delete the records and files of all tables, when another history of the source begins.
 
-    Maintenance deletes the files of their ranges. Raises LakeUnavailableError, LakeError.
+    Raises LakeUnavailableError, LakeError.
     """
-    place = _copies(lake_root)
-    filesystem, root = open_storage(place)
-    with storage_errors(place):
-        infos = filesystem.get_file_info(fs.FileSelector(root, recursive=True, allow_not_found=True))
-        delete_files(filesystem, [info.path for info in infos if info.path.endswith(".json")])
+    expire(lake_root, datetime.max.replace(tzinfo=UTC))
 
 
 def expire(lake_root: str, before: datetime) -> None:
@@ -254,22 +277,17 @@ def expire(lake_root: str, before: datetime) -> None:
         for info in old:
             _, ranges = _parse(read_file(filesystem, info.path))
             folder = info.path.removeprefix(f"{root}/").rpartition("/")[0]
-            _delete(lake_root, folder, [file for one in ranges for file in one.files])
+            _delete_unless_table(lake_root, folder, [file for one in ranges for file in one.files])
         delete_files(filesystem, [info.path for info in old])
 
 
-def _delete(lake_root: str, path: str, files: Collection[WrittenFile]) -> None:
-    """Delete files below a table's folder that no commit names; maintenance deletes those that are left."""
-    if not files:
-        return
-    uri = f"{lake_root}/{path}"
-    try:
-        live = live_files(open_table(uri)) if has_delta(uri) else {}
-    except LakeError as error:
-        log.info("%s: files of an earlier copy stay until maintenance: %s", path, error.message)
-        return
-    ours = [file for file in files if is_written_name(file.path) and file.path not in live]
-    delete_uncommitted(lake_root, path, ours)
+def _delete_unless_table(lake_root: str, path: str, files: Iterable[WrittenFile]) -> None:
+    """Delete files in a folder without a Delta table: no version can need them.
+
+    In the folder of a table, vacuum deletes what no version needs when it is old enough.
+    """
+    if not has_delta(f"{lake_root}/{path}"):
+        delete_uncommitted(lake_root, path, [file for file in files if is_written_name(file.path)])
 
 
 def _copies(lake_root: str) -> str:

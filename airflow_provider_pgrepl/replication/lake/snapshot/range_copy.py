@@ -360,22 +360,13 @@ class RangeCopies(RangeTasks[CopyJob]):
         try:
             self._run(ranges, done)
         except BaseException:
-            if kept is not None and kept.is_possible:
-                self._keep(kept)
-            else:
-                files = [file for outcome in done.values() for file in outcome.result]
+            files = [file for outcome in done.values() for file in outcome.result or ()]
+            if kept is None:
                 delete_uncommitted(self._job.lake_root, self._job.relation.table.path, files)
+            else:
+                kept.leave(files)
             raise
         return [file for number in sorted(done) for file in _files(ranges[number], done[number].result, kept)]
-
-    def _keep(self, kept: KeptRanges) -> None:
-        try:
-            kept.record()
-        except errors.PgReplError as error:
-            log.warning(
-                "%s: the ranges that were copied last are not kept: %s",
-                *(self._job.relation.table, error.message),
-            )
 
 
 def _files(

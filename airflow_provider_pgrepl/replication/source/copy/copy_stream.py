@@ -52,7 +52,9 @@ SELECT c.oid::bigint, pg_catalog.pg_relation_size(c.oid), pg_catalog.pg_table_si
     coalesce((SELECT amname FROM pg_catalog.pg_am a WHERE a.oid = c.relam), 'heap') = 'heap',
     EXISTS (SELECT FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0
         AND a.attgenerated <> '' AND a.attname = ANY (%(columns)s)),
-    coalesce(pg_catalog.pg_relation_filenode(c.oid), 0)::bigint
+    coalesce(pg_catalog.pg_relation_filenode(c.oid), 0)::bigint,
+    (SELECT pg_catalog.string_agg(pg_catalog.concat_ws(' ', a.attnum, a.attname, a.xmin), ',' ORDER BY attnum)
+        FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0)
 FROM pg_catalog.pg_class c WHERE c.oid = ANY (%(oids)s::oid[])
 """
 
@@ -75,6 +77,7 @@ _END_GRACE_S = 10.0
 _CANCEL_INTERVAL_S = 0.25
 _UNREAD_LIMIT_S = 60
 """The idle limit, as `tcp_user_timeout`: the server may send the last bytes long before they are read."""
+_MOST_CHECKED_BYTES = 8 << 30
 STALL_LIMIT_S = 300.0
 """The seconds that a COPY may send nothing. A filter may leave out most of a range, which has 128 MB."""
 _LOCK_NOT_AVAILABLE = "55P03"
@@ -86,9 +89,9 @@ class CopiedRange:
     """A range that an earlier copy has read, and its number of rows.
 
     `start`, `end`: the first page of the leaf's file, and the one after the last. `filenode`: the file, which
-    another one replaces when the table is rewritten. `query`: a hash of the SELECT of the leaf's rows.
-    `xmin`: that of the copy's snapshot, with the epoch of transaction IDs; all transactions with a lower ID
-    had ended.
+    another one replaces when the table is rewritten. `query`: a hash of the SELECT of the leaf's rows, and of
+    its columns. `xmin`: that of the copy's snapshot, with the epoch of transaction IDs; all transactions with
+    a lower ID had ended.
     """
 
     leaf_oid: int
@@ -162,7 +165,7 @@ def plan_ranges(
 
     `whole`: each leaf is one range. `sample`: the same, with some of its pages only. `selects`: each range
     has a SELECT. `copied`: ranges of earlier copies, which keep their bounds if they are of the leaves'
-    files; of overlapping ones the first is taken. Over a keeper's connection, the leaves are those of the
+    files; of two that overlap the newer one is taken. Over a keeper's connection, the leaves are those of the
     snapshot. Raises SourceError.
     """
     row_filter = _row_filter(connection, relation)
@@ -199,18 +202,21 @@ def _leaf_ranges(
     *,
     selects: bool,
 ) -> list[CopyRange]:
-    main_bytes, total_bytes, tuples, block_size, is_heap, is_generated, filenode = size
+    main_bytes, total_bytes, tuples, block_size, is_heap, is_generated, filenode, columns = size
     pages = -(-main_bytes // block_size)
     wanted = min(pages, -(-total_bytes // range_bytes)) if is_heap and range_bytes else 1
     step = max(1, -(-pages // max(1, wanted)))
     filters = [f"({row_filter})"] if row_filter else []
-    query = hashlib.blake2b(
-        _select_rows(relation, leaf.table, filters, None).encode(), digest_size=8
-    ).hexdigest()
+    # A partition can be altered while it is detached: its columns have their own definitions.
+    query = _hash(_select_rows(relation, leaf.table, filters, None), columns)
     usable = [
         one
         for one in copied
-        if is_heap and (one.filenode, one.query) == (filenode, query) and one.end <= pages
+        if is_heap
+        and (one.filenode, one.query) == (filenode, query)
+        and one.end <= pages
+        # The check of a range sends nothing until it has read all of it.
+        and (one.end - one.start) * block_size <= _MOST_CHECKED_BYTES
     ]
     pieces = _pieces(pages, step, usable)
     ranges = []
@@ -253,17 +259,23 @@ def _pieces(
     """Return first page, end and earlier copy of each range: `copied` ones, and parts of what is between
     them."""
     chosen: list[CopiedRange] = []
-    for one in copied:
-        if all(one.end <= other.start or other.end <= one.start for other in chosen):
+    for one in sorted(copied, key=lambda one: one.start):
+        if not chosen or chosen[-1].end <= one.start:
             chosen.append(one)
+        elif one.xmin > chosen[-1].xmin:
+            chosen[-1] = one
     pieces: list[tuple[int, int | None, CopiedRange | None]] = []
     at = 0
-    for one in sorted(chosen, key=lambda one: one.start):
+    for one in chosen:
         pieces += [(start, min(start + step, one.start), None) for start in range(at, one.start, step)]
         pieces.append((one.start, one.end, one))
         at = one.end
     starts = range(at, max(pages, at + 1), step)
     return pieces + [(start, None if start == starts[-1] else start + step, None) for start in starts]
+
+
+def _hash(*texts: str | None) -> str:
+    return hashlib.blake2b(repr(texts).encode(), digest_size=8).hexdigest()
 
 
 def _copy_table(relation: Relation, leaf: TableName) -> str:
