@@ -491,9 +491,9 @@ def resnapshot(access: Access, tables: Collection[TableName], *, compares: bool 
     """Copy these tables of the pipeline again, whatever state they are in.
 
     Readers keep the old version until one commit replaces it. The table then catches up with the others. A
-    table that cannot be copied is marked errored. A repeated run copies the tables that were not finished. If
-    no table has been copied yet, all are. Raises ConfigError for tables that are not the pipeline's, and
-    PgReplError for problems of more than one table.
+    table that cannot be copied is marked errored. Raises ConfigError for tables that are not the pipeline's,
+    and PgReplError for problems of more than one table. A repeated run copies the tables that were not
+    finished.
 
     :param compares: compare the tables with the source, and replace the rows that differ. A table that
         cannot be compared is copied
@@ -507,10 +507,6 @@ def resnapshot(access: Access, tables: Collection[TableName], *, compares: bool 
         )
     with opened(access) as run:
         run.snapshotter.compares = compares
-        if run.epoch is not None and not run.has_begun and not compares and wanted <= run.records.keys():
-            # Errors of the first copies name this command.
-            log.info("no table has been copied yet: the epoch begins again, with all tables")
-            return run.begin()
         run.check_has_begun("--tables")
         selected, requested = run.select(
             replace(
