@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import traceback
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from deltalake.transaction import AddAction, create_table_with_add_actions
 from airflow_provider_pgrepl.errors import LakeError, SourceError, ValueRangeError
 from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import WrittenFile
 from airflow_provider_pgrepl.replication.lake.snapshot.csv import read_csv
-from airflow_provider_pgrepl.replication.lake.snapshot.range_copy import write_range
+from airflow_provider_pgrepl.replication.lake.snapshot.range_copy import CopyJob, write_range
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Column, Relation
@@ -296,3 +297,18 @@ def test_delta_readers_skip_by_the_statistics_and_find_every_row(pg, copier):
     assert pa.table(query.execute("select count(*) n from t where s is null").read_all())[
         "n"
     ].to_pylist() == [100]
+
+
+def test_range_whose_check_fails_is_copied(pg, copier, monkeypatch):
+    """Here the check takes longer than a copy may send nothing."""
+    _run(pg, "create table t (id int)", "insert into t select generate_series(1, 100)")
+    with copier.snapshot() as (keeper, name):
+        relation = find_relation(keeper, TABLE)
+        (part,) = plan_ranges(keeper, relation, 1 << 40)
+        earlier = replace(part, copied=part.as_copied(100, 3), check="SELECT pg_catalog.pg_sleep(600)")
+        options, root = copier.pipeline.options(TABLE), copier.pipeline.lake_root
+        job = CopyJob(copier.dsn, name, relation, options, root, POSITION, EXPORTED_AT)
+        monkeypatch.setattr(copy_stream, "STALL_LIMIT_S", 0.5)
+        outcome = job.copy(0, earlier)
+    assert outcome.error is None
+    assert sum(file.rows for file in outcome.result) == 100

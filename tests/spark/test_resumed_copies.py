@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_pgrepl.replication.app.access import Access
+from airflow_provider_pgrepl.replication.app.operations.teardown import teardown
 from airflow_provider_pgrepl.replication.lake.delta.table import open_table
 from airflow_provider_pgrepl.replication.lake.snapshot.snapshot_copy import TableCopy
 from tests.support.in_process import InProcess
@@ -118,7 +120,7 @@ def test_epoch_that_begins_again_since_no_table_was_copied_keeps_ranges(replicat
     execute(dsn, f"update t set d = 'infinity' where id = {ROWS}")
     assert replicated.run("snapshot") != 0
     execute(dsn, f"update t set d = null where id = {ROWS}")
-    replicated.resnapshot(T)
+    replicated.snapshot()
     ((some, of),) = kept(replicated)
     assert of - 3 <= some < of
     assert_whole(replicated)
@@ -127,6 +129,15 @@ def test_epoch_that_begins_again_since_no_table_was_copied_keeps_ranges(replicat
 def test_new_epoch_on_request_keeps_no_range(errored, dsn):
     before = data_files(errored)
     assert errored.run("snapshot", "--new-epoch") == 0, errored.log_tail()
+    assert not kept(errored)
+    assert not before & open_files(errored)
+    assert_whole(errored)
+
+
+def test_epoch_after_a_teardown_keeps_no_range(errored):
+    before = data_files(errored)
+    teardown(Access(errored.pipeline, errored.dsn, errored.dsn))
+    errored.snapshot()
     assert not kept(errored)
     assert not before & open_files(errored)
     assert_whole(errored)

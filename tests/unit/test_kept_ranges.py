@@ -23,6 +23,7 @@ from airflow_provider_pgrepl.replication.settings.tables import TableOptions, Ta
 from airflow_provider_pgrepl.replication.source.copy.copy_stream import CopyRange
 from airflow_provider_pgrepl.replication.storage import durable
 from tests.support.changelogs import epoch_record
+from tests.unit.test_torn import commit, empty, half
 
 SCHEMA = pa.schema({"id": pa.int64()})
 TABLE = TableName("public", "t")
@@ -141,6 +142,35 @@ def test_no_file_is_deleted_that_a_version_or_another_program_has_made(tmp_path)
     kept_ranges.expire(str(tmp_path), datetime.now(UTC) + timedelta(days=1))
     assert not records(tmp_path)
     assert {committed.path, free.path} <= paths(tmp_path)
+
+
+@pytest.mark.parametrize("tear", [half, empty])
+def test_table_with_a_torn_log_can_be_copied(tmp_path, tear):
+    """A snapshot is the remedy for it."""
+    uri = f"{tmp_path}/{TABLE.path}"
+    for position in (5, 6):
+        commit_snapshot(uri, SCHEMA, write_file(tmp_path), LSN(position), "shop", Epoch(1))
+    copied(tmp_path, 0)
+    tear(commit(uri, 1))
+    later = kept(tmp_path)
+    later.find(XMIN)
+    new = write_file(tmp_path)
+    later.add(part(0), new)
+    later.record()
+    later.forget(new)
+    commit_snapshot(uri, SCHEMA, new, LSN(7), "shop", Epoch(1))
+    assert not records(tmp_path)
+
+
+def test_table_may_have_the_name_of_a_record(tmp_path):
+    relation = replace(RELATION, table=TableName("public", "t.json"))
+    ranges = kept(tmp_path, relation=relation)
+    ranges.find(XMIN)
+    ranges.add(part(0), [WrittenFile("part-0.parquet", 1, 3, "{}")])
+    ranges.record()
+    kept_ranges.expire(str(tmp_path), datetime(2000, 1, 1, tzinfo=UTC))
+    kept_ranges.forget_all(str(tmp_path))
+    assert not [path for path in records(tmp_path) if path.is_file()]
 
 
 def test_no_file_outside_of_the_folder_is_deleted(tmp_path):

@@ -412,7 +412,9 @@ def begin_epoch(
     ownership = SourceOwnership(snapshotter.access.dsn, snapshotter.source, pipeline, snapshotter.state_db)
     tables = [relation.table for relation in relations]
     beginning = find_next_epoch(snapshotter.state_db, pipeline, tables, last)
-    if replace_record or last is None:
+    is_recorded = snapshotter.state_db.read_pipeline(pipeline.name) is not None
+    if replace_record or last is None or not is_recorded:
+        # Nothing shows that the source is the one, with the history, from which ranges were copied.
         forget_all(pipeline.lake_root)
     ownership.claim(server, last, replace_record=replace_record)
     with ownership.record_slot_loss(), ownership.publication_undone():

@@ -25,13 +25,12 @@ from typing import Any
 from pyarrow import fs
 
 from airflow_provider_pgrepl import __version__
-from airflow_provider_pgrepl.errors import PgReplError, TableSnapshotError
+from airflow_provider_pgrepl.errors import LakeTableError, PgReplError, TableSnapshotError
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, system_folder
-from airflow_provider_pgrepl.replication.delta.table import has_delta
 from airflow_provider_pgrepl.replication.lake.delta.live_files import live_files
 from airflow_provider_pgrepl.replication.lake.delta.ownership import is_written_name
 from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import WrittenFile, delete_uncommitted
-from airflow_provider_pgrepl.replication.lake.delta.table import open_table
+from airflow_provider_pgrepl.replication.lake.delta.table import find_table
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.relation import PgType, Relation
 from airflow_provider_pgrepl.replication.settings.tables import TableOptions
@@ -90,6 +89,7 @@ class KeptRanges:
     ) -> None:
         """:param position: of the snapshot that is copied now"""
         self._lake_root, self._path, self._position = lake_root, relation.table.path, position
+        self._uri = f"{lake_root}/{self._path}"
         self._place = f"{_copies(lake_root)}/{self._path}"
         self._identity = _identity(relation, options, epoch)
         depend = all(_depends_on_row(column.pg_type) for column in relation.columns)
@@ -112,7 +112,10 @@ class KeptRanges:
         self._xmin = xmin
         records = list(self._read())
         self._found = [one for _, ranges in records for one in ranges]
-        present = self._uncommitted() if self._found else {}
+        live = _live_files(self._uri)
+        if not self._found or live is None:
+            return []
+        present = {name: info for name, info in self._present().items() if name not in live}
         usable = [
             one
             for is_of_table, ranges in records
@@ -205,7 +208,7 @@ class KeptRanges:
                     folder.rmdir()
 
     def _check_present(self, used: Collection[WrittenFile]) -> None:
-        present = self._uncommitted()
+        present = self._present()
         if not all(_is_present(file, present) for file in used):
             raise TableSnapshotError(
                 f"{self._path}: a file of its copy was deleted before it was committed",
@@ -220,26 +223,29 @@ class KeptRanges:
             and all(_is_present(file, present, MOST_AGE) for file in kept.files)
         )
 
-    def _uncommitted(self) -> dict[str, fs.FileInfo]:
-        """Return the files in the table's folder that its newest version does not have, by name."""
-        uri = f"{self._lake_root}/{self._path}"
-        filesystem, root = open_storage(uri)
-        with storage_errors(uri, "read"):
+    def _present(self) -> dict[str, fs.FileInfo]:
+        """Return the files in the table's folder, by name."""
+        filesystem, root = open_storage(self._uri)
+        with storage_errors(self._uri, "read"):
             infos = filesystem.get_file_info(fs.FileSelector(root, allow_not_found=True))
-        live: Collection[str] = live_files(open_table(uri)) if has_delta(uri) else ()
-        return {info.base_name: info for info in infos if info.is_file and info.base_name not in live}
+        return {info.base_name: info for info in infos if info.is_file}
 
     def _read(self) -> Iterator[tuple[bool, list[KeptRange]]]:
         """Yield the ranges of each record, and whether they are of the table as it is now."""
         filesystem, root = open_storage(self._place)
         with storage_errors(self._place, "read"):
             infos = filesystem.get_file_info(fs.FileSelector(root, allow_not_found=True))
-            self._records = [info.path for info in infos if info.path.endswith(".json")]
+            self._records = [info.path for info in infos if _is_record(info)]
             with requests_at_once(filesystem, len(self._records)) as each:
                 contents = list(each(lambda path: read_file(filesystem, path), self._records))
         for content in contents:
             identity, ranges = _parse(content)
             yield identity == self._identity, ranges
+
+
+def _is_record(info: fs.FileInfo) -> bool:
+    # A folder can have the name of a table that ends so.
+    return bool(info.is_file) and str(info.path).endswith(".json")
 
 
 def _parse(content: bytes) -> tuple[str, list[KeptRange]]:
@@ -273,7 +279,7 @@ def expire(lake_root: str, before: datetime) -> None:
     filesystem, root = open_storage(place)
     with storage_errors(place):
         infos = filesystem.get_file_info(fs.FileSelector(root, recursive=True, allow_not_found=True))
-        old = [info for info in infos if info.path.endswith(".json") and info.mtime < before]
+        old = [info for info in infos if _is_record(info) and info.mtime < before]
         for info in old:
             _, ranges = _parse(read_file(filesystem, info.path))
             folder = info.path.removeprefix(f"{root}/").rpartition("/")[0]
@@ -286,8 +292,18 @@ def _delete_unless_table(lake_root: str, path: str, files: Iterable[WrittenFile]
 
     In the folder of a table, vacuum deletes what no version needs when it is old enough.
     """
-    if not has_delta(f"{lake_root}/{path}"):
+    if _live_files(f"{lake_root}/{path}") == ():
         delete_uncommitted(lake_root, path, [file for file in files if is_written_name(file.path)])
+
+
+def _live_files(uri: str) -> Collection[str] | None:
+    """Return the names of the newest version's files: () without a table, None if its log cannot be read."""
+    try:
+        table = find_table(uri)
+        return () if table is None else live_files(table).keys()
+    except LakeTableError:
+        # A snapshot is the remedy for it, and so must not fail here.
+        return None
 
 
 def _copies(lake_root: str) -> str:

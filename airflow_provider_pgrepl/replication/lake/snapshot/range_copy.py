@@ -144,8 +144,10 @@ class CopyJob:
         """Copy a range. The outcome has no files if an earlier copy of it has the same rows."""
 
         def work() -> list[WrittenFile] | None:
-            if copy_range.copied is not None and is_unchanged(self.dsn, self.snapshot, copy_range):
-                return None
+            # If the check fails or takes too long, the range is copied, which reports an error that lasts.
+            with suppress(errors.SourceError):
+                if copy_range.copied is not None and is_unchanged(self.dsn, self.snapshot, copy_range):
+                    return None
             return write_range(
                 self.dsn,
                 self.snapshot,

@@ -11,6 +11,7 @@ import os
 import select
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
@@ -77,7 +78,7 @@ _END_GRACE_S = 10.0
 _CANCEL_INTERVAL_S = 0.25
 _UNREAD_LIMIT_S = 60
 """The idle limit, as `tcp_user_timeout`: the server may send the last bytes long before they are read."""
-_MOST_CHECKED_BYTES = 8 << 30
+_MOST_CHECKED_BYTES = 2 << 30
 STALL_LIMIT_S = 300.0
 """The seconds that a COPY may send nothing. A filter may leave out most of a range, which has 128 MB."""
 _LOCK_NOT_AVAILABLE = "55P03"
@@ -173,6 +174,9 @@ def plan_ranges(
     wanted = {"oids": [leaf.oid for leaf in leaves], "columns": [column.name for column in relation.columns]}
     with source_errors(f"measuring {relation.table}"):
         sizes = {oid: tuple(more) for oid, *more in rows(connection, _SIZES, wanted)}
+    copied_of = defaultdict[int, list[CopiedRange]](list)
+    for one in copied:
+        copied_of[one.leaf_oid].append(one)
     ranges = [
         part
         for leaf in leaves
@@ -183,7 +187,7 @@ def plan_ranges(
             None if whole or sample else range_bytes,
             row_filter,
             sample,
-            [one for one in copied if one.leaf_oid == leaf.oid],
+            copied_of[leaf.oid],
             selects=selects,
         )
     ]
