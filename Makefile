@@ -100,9 +100,12 @@ oldest: venv
 majors: venv ## Fetch PostgreSQL 14 to 17 into .postgresql, once
 	@sh setup/majors.sh
 
+.PHONY: downloads
+downloads: venv maven
+	@$(MAKE) -j 4 --output-sync=target majors kafka debezium registry s3a gs abfs
+
 .PHONY: fetch
-fetch: venv maven ## Fetch and build all that `make test-all` needs, four at a time
-	@$(MAKE) -j 4 --output-sync=target majors kafka debezium registry s3a gs abfs stores
+fetch: downloads stores ## Fetch and build all that `make test-all` needs
 
 .PHONY: demo
 demo: setup java jars $(if $(filter s3,$(LAKE)),versitygw) ## PostgreSQL, traffic, Airflow, Spark and the lake, all on this machine (EXIT=1 ends by itself)
@@ -124,7 +127,7 @@ PYTEST = if sh setup/servers.sh; then export PGREPL_REQUIRE_DEBIAN=1; fi; \
 
 .PHONY: test
 # Their tests wait for servers more than they compute.
-mechanisms test-fast test-rest: WORKERS = 5
+mechanisms test-fast rest: WORKERS = 5
 test: venv java ## The checks, and a test of each mechanism: about 11 minutes on two cores
 	@$(MAKE) -j 4 -k checked mechanisms
 
@@ -146,9 +149,17 @@ test-fast: setup ## Quick tests that need no Spark, no broker and no store: 3 mi
 	@export PGREPL_TEST_PG_MAJORS="18"; $(PYTEST) --tier fast
 
 .PHONY: test-rest
-test-rest: fetch java setup jars ## What `make test` leaves out: every major, Kafka, object stores, clusters, more examples
+test-rest: downloads java setup jars ## What `make test` leaves out: every major, Kafka, object stores, clusters, more examples
 	@$(PYTHON) -m tests.support.class_archive
-	@export PGREPL_TEST_PG_MAJORS="14 15 16 17 18" HYPOTHESIS_PROFILE=thorough; \
+	@mkdir -p .pytest_cache; rm -f .pytest_cache/built
+	@$(MAKE) -j 2 -k built rest
+
+# Three minutes of a compiler. The tests that need these servers wait for them, the others do not.
+.PHONY: built rest
+built: venv
+	@$(MAKE) stores >.pytest_cache/stores.log 2>&1 || { cat .pytest_cache/stores.log; failed=1; }; touch .pytest_cache/built; exit $${failed:-0}
+rest:
+	@export PGREPL_BUILDING=$(CURDIR)/.pytest_cache/built PGREPL_TEST_PG_MAJORS="14 15 16 17 18" HYPOTHESIS_PROFILE=thorough; \
 		$(PYTEST) --tier rest $(if $(COVERAGE),--cov --cov-append --cov-report=)
 
 .PHONY: test-all

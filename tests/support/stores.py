@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from pyarrow import fs
 
 from demo.server_process import ServerProcess
-from tests.support.s3 import BUCKET, REQUIRED
+from tests.support.s3 import BUCKET, REQUIRED, await_built
 
 _ROOT = Path(__file__).resolve().parents[2]
 # https://learn.microsoft.com/azure/storage/common/storage-use-azurite#well-known-storage-account-and-key
@@ -144,6 +144,7 @@ def _answers(url: str) -> bool:
 @contextmanager
 def running_store(kind: type[StoreServer]) -> Iterator[StoreServer]:
     """Yield a server with the bucket. Skips the test where the server is missing, unless it is required."""
+    await_built()
     with tempfile.TemporaryDirectory(prefix="pgrepl-test-store-") as folder:
         server = kind(Path(folder))
         why = f"needs {server.name}: sh {server.script}"

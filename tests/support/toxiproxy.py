@@ -17,7 +17,7 @@ import pytest
 
 from demo.postgres import free_port
 from demo.server_process import ServerProcess
-from tests.support.s3 import REQUIRED
+from tests.support.s3 import REQUIRED, await_built
 
 PROGRAM = Path(__file__).parents[2] / ".toxiproxy" / "toxiproxy"
 _WHY = "needs toxiproxy: sh setup/toxiproxy.sh"
@@ -98,6 +98,7 @@ class Toxiproxy(ServerProcess):
 @contextmanager
 def running_toxiproxy() -> Iterator[Toxiproxy]:
     """Yield a proxy. Skips the test where it is not built, unless it is required."""
+    await_built()
     if not PROGRAM.exists():
         assert not os.environ.get(REQUIRED), _WHY
         pytest.skip(_WHY)
