@@ -324,8 +324,8 @@ def test_a_copy_that_the_server_refuses_is_the_trouble_of_one_table(replicated, 
     )
     plan = snapshot_copy.SnapshotCopy._plan
 
-    def plan_as_refused(copy, keeper, relation):
-        ranges = plan(copy, keeper, relation)
+    def plan_as_refused(copy, keeper, relation, *copied):
+        ranges = plan(copy, keeper, relation, *copied)
         if relation.table.name == "b":
             part = ranges[0]
             return [replace(part, sql="COPY (SELECT 1, public.refused()) TO STDOUT (FORMAT csv)")]
