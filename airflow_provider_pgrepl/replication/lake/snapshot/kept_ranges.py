@@ -112,17 +112,14 @@ class KeptRanges:
         self._xmin = xmin
         records = list(self._read())
         self._found = [one for _, ranges in records for one in ranges]
-        live = _live_files(self._uri)
-        if not self._found or live is None:
-            return []
-        present = {name: info for name, info in self._present().items() if name not in live}
-        usable = [
-            one
-            for is_of_table, ranges in records
-            for one in ranges
-            if is_of_table and self.is_possible and self._is_usable(one, present)
-        ]
-        self._usable = {one.copied: one.files for one in usable}
+        if self._found and self.is_possible:
+            free = self._free()
+            self._usable = {
+                one.copied: one.files
+                for is_of_table, ranges in records
+                for one in ranges
+                if is_of_table and self._is_usable(one, free)
+            }
         return list(self._usable)
 
     def files(self, copied: CopiedRange) -> tuple[WrittenFile, ...]:
@@ -197,7 +194,8 @@ class KeptRanges:
             self._remove_empty_folders()
         paths = {file.path for file in used}
         unused = [file for one in self._found for file in one.files if file.path not in paths]
-        _delete_unless_table(self._lake_root, self._path, unused)
+        if unused:
+            _delete_unless_table(self._lake_root, self._path, unused)
 
     def _remove_empty_folders(self) -> None:
         """Remove the folders of table and schema, and the one of all copies, as far as they are empty."""
@@ -215,13 +213,26 @@ class KeptRanges:
                 "end the program that deletes files of the lake, and run the command again",
             )
 
-    def _is_usable(self, kept: KeptRange, present: Mapping[str, fs.FileInfo]) -> bool:
+    def _is_usable(self, kept: KeptRange, free: Mapping[str, fs.FileInfo]) -> bool:
+        since = datetime.now(UTC) - MOST_AGE
         return (
             # A standby may be behind the server of the earlier snapshot.
             kept.position <= self._position
             and 0 <= self._xmin - kept.copied.xmin < _MOST_XIDS
-            and all(_is_present(file, present, MOST_AGE) for file in kept.files)
+            and all(_is_present(file, free) and free[file.path].mtime > since for file in kept.files)
         )
+
+    def _free(self) -> dict[str, fs.FileInfo]:
+        """Return the files in the table's folder that its newest version lacks; none if its log is damaged.
+
+        A snapshot is the remedy for such a table, and so must not fail here.
+        """
+        try:
+            table = find_table(self._uri)
+            live: Collection[str] = () if table is None else live_files(table)
+        except LakeTableError:
+            return {}
+        return {name: info for name, info in self._present().items() if name not in live}
 
     def _present(self) -> dict[str, fs.FileInfo]:
         """Return the files in the table's folder, by name."""
@@ -292,18 +303,9 @@ def _delete_unless_table(lake_root: str, path: str, files: Iterable[WrittenFile]
 
     In the folder of a table, vacuum deletes what no version needs when it is old enough.
     """
-    if _live_files(f"{lake_root}/{path}") == ():
-        delete_uncommitted(lake_root, path, [file for file in files if is_written_name(file.path)])
-
-
-def _live_files(uri: str) -> Collection[str] | None:
-    """Return the names of the newest version's files: () without a table, None if its log cannot be read."""
-    try:
-        table = find_table(uri)
-        return () if table is None else live_files(table).keys()
-    except LakeTableError:
-        # A snapshot is the remedy for it, and so must not fail here.
-        return None
+    with suppress(LakeTableError):
+        if find_table(f"{lake_root}/{path}") is None:
+            delete_uncommitted(lake_root, path, [file for file in files if is_written_name(file.path)])
 
 
 def _copies(lake_root: str) -> str:
@@ -315,13 +317,8 @@ def _parsed(fields: Mapping[str, Any]) -> KeptRange:
     return KeptRange(CopiedRange(**fields["copied"]), files, LSN.parse(fields["position"]))
 
 
-def _is_present(
-    file: WrittenFile, present: Mapping[str, fs.FileInfo], most_age: timedelta = timedelta.max
-) -> bool:
-    info = present.get(file.path)
-    if info is None or info.size != file.size:
-        return False
-    return most_age == timedelta.max or datetime.now(UTC) - info.mtime < most_age
+def _is_present(file: WrittenFile, present: Mapping[str, fs.FileInfo]) -> bool:
+    return file.path in present and present[file.path].size == file.size
 
 
 def _identity(relation: Relation, options: TableOptions, epoch: EpochRecord) -> str:

@@ -31,7 +31,6 @@ from airflow_provider_pgrepl.replication.drift.bound_rules import BoundRules
 from airflow_provider_pgrepl.replication.drift.matching import without_excluded_defaults
 from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoint, ConsistentPoints
 from airflow_provider_pgrepl.replication.lake.delta.commit import commented, commit_comments
-from airflow_provider_pgrepl.replication.lake.delta.live_files import settle_log
 from airflow_provider_pgrepl.replication.lake.delta.ownership import check_replaceable
 from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import WrittenFile
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import (
@@ -354,8 +353,6 @@ class SnapshotCopy:
         started = time.monotonic()
         # Check before the first file is written: it would remain in a folder that this pipeline does not own.
         self._check_replaceable(relation.table)
-        # A torn commit is set aside before the table's files are read.
-        settle_log(self._uri(relation.table), self._pipeline.name)
         kept = self._kept_ranges(relation)
         with self._keeper.hold(relation) as keeper:
             ranges = self._plan(keeper, relation, kept.find(keeper.xmin()))
