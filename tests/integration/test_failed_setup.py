@@ -1,4 +1,4 @@
-"""A first snapshot that fails before the epoch begins leaves no slot and no publication at the source."""
+"""A first snapshot that fails leaves no slot and no publication at the source, or an epoch that continues."""
 
 from __future__ import annotations
 
@@ -8,11 +8,22 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_pgrepl.errors import ConfigError, LakeError
+from airflow_provider_pgrepl.errors import ConfigError, LakeError, TableError
 from airflow_provider_pgrepl.replication.app import snapshot, snapshot_tables
 from airflow_provider_pgrepl.replication.app.operations.teardown import teardown
-from airflow_provider_pgrepl.replication.app.snapshot import take_tables
+from airflow_provider_pgrepl.replication.app.snapshot import (
+    add_tables,
+    begin_new_epoch,
+    resnapshot,
+    take_over,
+    take_tables,
+)
+from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
+from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
+from airflow_provider_pgrepl.replication.lake.snapshot.range_copy import RangeCopies
 from airflow_provider_pgrepl.replication.lake.snapshot.snapshot_copy import SnapshotCopy
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.source import slot_creation
 from airflow_provider_pgrepl.replication.source.publication import read_identity
 from airflow_provider_pgrepl.replication.source.slot import read_slot
@@ -135,3 +146,93 @@ def test_publication_that_another_session_made_meanwhile_is_kept(
     with pytest.raises(StoppedError):
         take_tables(kept.access)
     assert left(kept) == (False, True)
+
+
+E = TableName("public", "e")
+
+
+def fail_all_copies(kept: Kept) -> EpochRecord:
+    """Run a snapshot that begins an epoch, and whose copies all fail. Return the record of the epoch."""
+
+    def fail(*_: Any) -> Any:
+        raise TableError("public.e: cannot be copied")
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(RangeCopies, "run", fail)
+        assert take_tables(kept.access).failed.keys() == {E}
+    return read_epoch(kept.changelog)
+
+
+def use_publication(kept: Kept) -> None:
+    """Create a publication, as a person does, and name it in the pipeline file: `--take-over` requires it."""
+    execute(kept.dsn, "create publication other for table e")
+    kept.configure(publication="other", publication_mode="use")
+
+
+def confirmed(kept: Kept, slot: str = "") -> LSN:
+    with kept.source() as source:
+        found = read_slot(source, slot or kept.pipeline.slot)
+    assert found is not None
+    assert found.confirmed_flush_lsn is not None
+    return found.confirmed_flush_lsn
+
+
+def copied_into(kept: Kept, monkeypatch: pytest.MonkeyPatch, run: Callable[[], object]) -> EpochRecord:
+    """Call `run` until it copies the first rows, and return the epoch into which it would copy them."""
+    monkeypatch.setattr(SnapshotCopy, "run", stop)
+    with pytest.raises(StoppedError):
+        run()
+    return read_epoch(kept.changelog)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        lambda kept: take_tables(kept.access),
+        lambda kept: resnapshot(kept.access, [E]),
+        lambda kept: resnapshot(kept.access, [E], compares=True),
+        lambda kept: add_tables(kept.access, [E]),
+        lambda kept: take_over(kept.access, "nobody"),
+    ],
+    ids=["plain", "--tables", "--resync", "--add", "--take-over"],
+)
+def test_epoch_whose_copies_all_failed_continues_where_it_began(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, command: Callable[[Kept], object]
+) -> None:
+    """Another epoch would leave out the changes that were committed, or received, since the first began."""
+    use_publication(kept)
+    began = fail_all_copies(kept)
+    execute(kept.dsn, "insert into e values (2, 2)")
+    assert copied_into(kept, monkeypatch, lambda: command(kept)) == began
+    assert confirmed(kept) == began.consistent_point
+
+
+def test_epoch_without_its_publication_begins_again(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    began = fail_all_copies(kept)
+    execute(kept.dsn, f"drop publication {kept.pipeline.publication}")
+    assert copied_into(kept, monkeypatch, lambda: take_tables(kept.access)).epoch == began.epoch + 1
+
+
+@pytest.mark.thorough("test_epoch_without_its_publication_begins_again")
+def test_epoch_with_another_publication_or_on_request_begins_again(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = fail_all_copies(kept)
+    use_publication(kept)
+    later = copied_into(kept, monkeypatch, lambda: take_tables(kept.access))
+    assert (later.epoch, later.publication) == (began.epoch + 1, "other")
+    assert copied_into(kept, monkeypatch, lambda: begin_new_epoch(kept.access)).epoch == began.epoch + 2
+
+
+def test_epoch_that_began_after_another_slot_takes_it_over(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = f"other_{kept.pipeline.slot}"
+    use_publication(kept)
+    execute(kept.dsn, f"select pg_create_logical_replication_slot('{other}', 'pgoutput')")
+    execute(kept.dsn, "insert into e values (2, 2)")
+    began = fail_all_copies(kept)
+    taken = copied_into(kept, monkeypatch, lambda: take_over(kept.access, other))
+    assert taken.consistent_point == confirmed(kept, other) < began.consistent_point
+    assert copied_into(kept, monkeypatch, lambda: take_over(kept.access, other)) == taken
+    execute(kept.dsn, f"select pg_drop_replication_slot('{other}')")

@@ -57,10 +57,7 @@ def check_owner(pipeline: Pipeline, record: EpochRecord) -> None:
 
 
 def has_tables(record: EpochRecord | None, records: Records) -> bool:
-    """Return True if the state records a table that was copied in this epoch.
-
-    Until then, the epoch can be begun again.
-    """
+    """Return True if the state records a table that was copied in this epoch."""
     return record is not None and any(
         table.position_lsn is not None and table.position_lsn >= record.consistent_point - 1
         for table in records.values()

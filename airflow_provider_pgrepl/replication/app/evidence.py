@@ -1,5 +1,6 @@
 """The evidence that source, lake and state belong together: it is gathered, and recorded where it is missing.
-Also the checks of lake tables and commands when a promoted standby continues the changelog.
+Also the checks of lake tables and commands when a promoted standby continues the changelog, and whether an
+epoch continues.
 
 A table that was copied from the former primary after the last WAL that the standby received may have rows
 that the source has lost. The changelog cannot correct them: the table's position is past the LSN at which the
@@ -36,6 +37,7 @@ from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_ta
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.receiver.continuity import slot_error
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.source import publication
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect
 from airflow_provider_pgrepl.replication.source.server import (
     find_fork,
@@ -54,7 +56,9 @@ from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableS
 from airflow_provider_pgrepl.replication.storage.durable import is_same_place
 from airflow_provider_pgrepl.replication.storage.probe import doubt_of_absence
 
-from .ownership import Evidence, check_ours
+from .epoch import has_tables
+from .ownership import Evidence, check_ours, has_begun
+from .tables import Records
 
 log = logging.getLogger(__name__)
 
@@ -320,3 +324,28 @@ def check_followed(evidence: Evidence) -> None:
             " received from it yet",
             "start the replication app, then run this again",
         )
+
+
+def continues_epoch(evidence: Evidence, records: Records, source: Connection) -> bool:
+    """Return True if tables are copied into the present epoch, whose evidence does not differ.
+
+    Also an epoch without copied tables continues while it is whole: its changelog may have changes that no
+    other epoch would receive, as those since the position of a slot that was taken over.
+    """
+    return has_tables(evidence.epoch, records) or is_whole(evidence, source)
+
+
+def is_whole(evidence: Evidence, source: Connection) -> bool:
+    """Return True if the present epoch has the slot and the publication that it began with, and the pipeline
+    file names them."""
+    epoch, pipeline = evidence.epoch, evidence.pipeline
+    if epoch is None or not has_begun(evidence):
+        return False
+    slot, found = evidence.slots.get(epoch.slot), publication.read_identity(source, epoch.publication)
+    return (
+        slot is not None
+        and not slot.invalidation
+        and found is not None
+        and found[0] == epoch.publication_oid
+        and (epoch.slot, epoch.publication) == (pipeline.slot, pipeline.publication)
+    )

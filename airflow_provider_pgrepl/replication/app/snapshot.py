@@ -39,7 +39,6 @@ from airflow_provider_pgrepl.replication.runtime.compiled_loops import begin_com
 from airflow_provider_pgrepl.replication.runtime.process_io import leave_result
 from airflow_provider_pgrepl.replication.runtime.start_queue import StartTurn
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
-from airflow_provider_pgrepl.replication.source import publication
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.event_trigger import trigger
 from airflow_provider_pgrepl.replication.source.preflight.check import check_source, check_surroundings
@@ -50,6 +49,7 @@ from airflow_provider_pgrepl.replication.source.preflight.selection import (
     log_left_out,
     select_tables,
 )
+from airflow_provider_pgrepl.replication.source.slot import read_slot
 from airflow_provider_pgrepl.replication.spark.executors import await_executors
 from airflow_provider_pgrepl.replication.spark.session import LazySession, has_local_jvm, runs_on_cluster
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
@@ -68,7 +68,7 @@ from .epoch import (
     refuse_without_lake,
     tables_copied_differently,
 )
-from .evidence import check_followed, gather
+from .evidence import check_followed, continues_epoch, gather, is_whole
 from .ownership import (
     Evidence,
     check_lake_may_be_lost,
@@ -76,7 +76,6 @@ from .ownership import (
     check_no_foreign_receiver,
     check_ours,
     differences,
-    has_begun,
 )
 from .process import of_snapshot
 from .recovery import settle_idle_lake
@@ -115,10 +114,8 @@ class SnapshotRun:
     recorded: BoundRules | None = None
     lost: Collection[own_tables.MissingTable] = ()
     """The lake's own tables that are given up with the previous epoch."""
-
-    @property
-    def has_begun(self) -> bool:
-        return not self.new_epoch and has_tables(self.epoch, self.records)
+    continues: bool = False
+    """True if tables are copied into the present epoch. False if an epoch begins."""
 
     @property
     def requested(self) -> RequestedTables:
@@ -126,7 +123,7 @@ class SnapshotRun:
 
     def check_has_begun(self, option: str) -> None:
         """Raise ConfigError, naming the option, if the pipeline has no epoch yet."""
-        if not self.has_begun:
+        if not self.continues:
             raise ConfigError(
                 f"{option}: this pipeline has no epoch yet", "run pgrepl snapshot FILE.json first"
             )
@@ -138,9 +135,23 @@ class SnapshotRun:
         """
         selected = select_tables(self.snapshotter.source, self.snapshotter.pipeline, requested)
         check_choices(self.snapshotter.pipeline, selected.tables | requested.removed)
-        if self.has_begun:  # Otherwise the preflight has logged it.
+        if self.continues:  # Otherwise the preflight has logged it.
             log_left_out(selected)
         return selected, requested
+
+    def begins_after(self, slot: str) -> bool:
+        """Return True if nothing was copied into the present epoch, and it begins after this slot's
+        position."""
+        found = read_slot(self.snapshotter.source, slot)
+        if self.epoch is None or found is None or has_tables(self.epoch, self.records):
+            return False
+        return (found.confirmed_flush_lsn or LSN(0)) < self.epoch.consistent_point
+
+    def left_out(self, selected: SelectedTables) -> frozenset[TableName]:
+        """Return the new tables that a run leaves out unless it names them. Raises what `left_out` raises."""
+        # Without records, which may be lost or not written yet, no table is newer than the others.
+        new = unrecorded(selected, self.records) if self.epoch and self.records else []
+        return left_out(self.snapshotter.pipeline, new)
 
     def is_due(self, selected: SelectedTables, table: TableName) -> bool:
         """Return True if a table must be copied, or must be marked errored because it can no longer be
@@ -188,9 +199,7 @@ class SnapshotRun:
             check_no_foreign_receiver(snapshotter.state_db, snapshotter.pipeline)
         requested = self.requested
         selected, _ = self.select(requested)
-        # Without records, which may be lost or not written yet, no table is newer than the others.
-        new = unrecorded(selected, self.records) if self.epoch and self.records else []
-        leave = left_out(snapshotter.pipeline, new)
+        leave = self.left_out(selected)
         relations = [relation for relation in selected.relations if relation.table not in leave]
         if not relations:
             raise ConfigError(
@@ -272,7 +281,8 @@ def opened(
         turn = StartTurn(name)
         session = LazySession(lambda: start_spark(name, turn))
         stack.callback(session.stop)
-        if new_epoch or not has_tables(epoch, records):
+        continues = not new_epoch and continues_epoch(evidence, records, source)
+        if not continues:
             # Tables will be copied: Spark starts while the source is checked.
             _begin_local(session, pipeline)
             selected = read_selected(state_db, pipeline)
@@ -291,6 +301,11 @@ def opened(
         out = frozenset(table for table, record in records.items() if record.membership == "removed")
         snapshotter = TableSnapshotter(access, source, state_db, session.get, out=out)
         epoch = find_epoch(pipeline)
+        if not new_epoch:
+            # Another run may have begun an epoch, or dropped the slot, while this one waited for the lock.
+            evidence = gather(pipeline, state_db, source)
+            check_ours(evidence)
+            continues = continues_epoch(evidence, records, source)
         yield SnapshotRun(
             snapshotter,
             epoch,
@@ -302,6 +317,7 @@ def opened(
                 source, pipeline, epoch, records, evidence.recorded, state_db.read_selected(pipeline.name)
             ),
             lost,
+            continues,
         )
 
 
@@ -420,15 +436,16 @@ def _parse_tables(option: str, text: str) -> list[TableName]:
 
 
 def take_tables(access: Access) -> SnapshotResult:
-    """Begin the first epoch, or copy the tables that are not in the lake yet or are errored.
+    """Begin the first epoch, or copy the tables that are not in the lake yet or are errored, into the present
+    one.
 
     Raises PgReplError.
     """
     with opened(access) as run:
-        if not run.has_begun:
+        if not run.continues:
             return run.begin()
         selected, requested = run.select(run.requested)
-        leave = left_out(access.pipeline, unrecorded(selected, run.records))
+        leave = run.left_out(selected)
         retire_unknown_tables(run.snapshotter.state_db, access.pipeline, run.records)
         due = [table for table in selected.tables - leave if run.is_due(selected, table)]
         return run.take(due, requested, selected)
@@ -437,8 +454,9 @@ def take_tables(access: Access) -> SnapshotResult:
 def take_over(access: Access, slot: str) -> SnapshotResult:
     """Begin the first epoch at the position of another program's slot, so that no change is left out.
 
-    If the pipeline has begun, does the same as `take_tables`. The publication must be the one that the other
-    program has used. Raises PgReplError, among them ConfigError if `publication_mode` is not "use".
+    If the pipeline has begun, does the same as `take_tables`, unless nothing was copied and its epoch begins
+    later. The publication must be the one that the other program has used. Raises PgReplError, among them
+    ConfigError if `publication_mode` is not "use".
     """
     if access.pipeline.publication_mode != "use":
         raise ConfigError(
@@ -447,7 +465,7 @@ def take_over(access: Access, slot: str) -> SnapshotResult:
             'set `publication` to the one that the other program uses, and `publication_mode` to "use"',
         )
     with opened(access) as run:
-        if not run.has_begun:
+        if not run.continues or run.begins_after(slot):
             return run.begin(slot)
     log.info("the pipeline has begun: slot %s is not looked at any more", slot)
     return take_tables(access)
@@ -544,8 +562,7 @@ def add_tables(access: Access, tables: Collection[TableName] | None = None) -> S
 
 
 def _may_continue(access: Access) -> bool:
-    """Return True if source, lake and state agree that the present epoch continues: its slot and publication
-    are those that it began with."""
+    """Return True if source, lake and state agree that the present epoch continues."""
     pipeline = access.pipeline
     role = f"resync {pipeline.name}"
     with (
@@ -553,18 +570,7 @@ def _may_continue(access: Access) -> bool:
         access.source("resync") as source,
     ):
         evidence = gather(pipeline, state_db, source, lake_may_fail=True)
-        epoch = evidence.epoch
-        if epoch is None or not has_begun(evidence) or any(differences(evidence)):
-            return False
-        slot, found = evidence.slots.get(epoch.slot), publication.read_identity(source, epoch.publication)
-        names = (epoch.slot, epoch.publication)
-        return (
-            slot is not None
-            and not slot.invalidation
-            and found is not None
-            and found[0] == epoch.publication_oid
-            and names == (pipeline.slot, pipeline.publication)
-        )
+        return not any(differences(evidence)) and is_whole(evidence, source)
 
 
 def _unwritten(pipeline: Pipeline, epoch: EpochRecord | None, records: Records) -> set[TableName]:
