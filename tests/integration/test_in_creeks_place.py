@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import psutil  # type: ignore[import-untyped]
 import psycopg2.extensions
 import pytest
 
@@ -114,23 +115,14 @@ def run_while(one: CreeksPlace, act: Callable[[], None], monkeypatch: pytest.Mon
     return code
 
 
-def commands() -> dict[int, str]:
-    """Return the command line of each process by its pid, as Linux lists them."""
-    found = {}
-    for file in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):
-            found[int(file.parent.name)] = file.read_text(errors="replace").replace("\0", " ")
+def children(word: str, parent: int | None = None) -> list[int]:
+    """Return the children of a process, by default this one, whose commands have this word."""
+    found = []
+    for child in psutil.Process(parent).children():
+        with suppress(psutil.NoSuchProcess):
+            if word in " ".join(child.cmdline()):
+                found.append(child.pid)
     return found
-
-
-def children(word: str) -> list[int]:
-    """Processes of this one, by a word of their commands."""
-    ours = f"PPid:\t{os.getpid()}\n"
-    return [
-        pid
-        for pid, command in commands().items()
-        if word in command and ours in Path(f"/proc/{pid}/status").read_text()
-    ]
 
 
 @pytest.mark.real_kill
@@ -275,14 +267,17 @@ def test_it_ends_with_its_apps_when_it_is_killed(creeks, app):
             command, env={**os.environ, **creeks.environment}, stdout=log, stderr=log, start_new_session=True
         )
     # As early as can be: its apps have only just been started.
-    lake = str(creeks.lake)
     try:
-        wait_until(lambda: any(lake in one and app in one for one in commands().values()))
+        wait_until(lambda: children(app, running.pid))
     finally:
         running.kill()
         running.wait()
 
-    wait_until(lambda: not any(lake in one for one in commands().values()), what="its apps to have ended")
+    def are_left() -> bool:
+        lake, each = str(creeks.lake), psutil.process_iter(["cmdline"])
+        return any(lake in " ".join(one.info["cmdline"] or ()) for one in each)
+
+    wait_until(lambda: not are_left(), what="its apps to have ended")
 
 
 def test_creek_command_exits_78_and_lists_missing_environment_variables(monkeypatch, capsys):

@@ -152,7 +152,7 @@ def wait_until(condition: Callable[[], Any], timeout: float = _HANGS_S, what: st
         if result := condition():
             return result
         # What the condition asks for needs a processor, too.
-        time.sleep(min(0.5, max(0.05, 3 * (time.monotonic() - began))))
+        time.sleep(min(0.5, max(0.05, 9 * (time.monotonic() - began))))
     raise AssertionError(f"waited {timeout} s for {what}")
 
 
