@@ -162,9 +162,15 @@ rest:
 	@export PGREPL_BUILDING=$(CURDIR)/.pytest_cache/built PGREPL_TEST_PG_MAJORS="14 15 16 17 18" HYPOTHESIS_PROFILE=thorough; \
 		$(PYTEST) --tier rest $(if $(COVERAGE),--cov --cov-append --cov-report=)
 
+# Downloads take minutes of a slow network, and seconds of a processor: they need not be waited for. What fails
+# is fetched again by `make test-rest`.
+.PHONY: test-and-fetch
+test-and-fetch: maven oldest
+	@mkdir -p .pytest_cache; nice $(MAKE) downloads >.pytest_cache/downloads.log 2>&1 & $(MAKE) test; code=$$?; wait; exit $$code
+
 .PHONY: test-all
 test-all: ## `make test`, `make test-rest`, then `make rehearsal`: 50 minutes
-	@$(MAKE) test
+	@$(MAKE) test-and-fetch
 	@$(MAKE) test-rest
 	@$(MAKE) rehearsal
 
