@@ -7,23 +7,30 @@ import signal
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 import pytest
 
 from demo.versitygw import environment_of
 from tests.support.faulty_store import Fault, FaultyStore, faulty_store
-from tests.support.replicated import Replicated, execute, kill, wait_for_end, wait_until
+from tests.support.in_process import InProcess
+from tests.support.replicated import execute, kill, wait_for_end, wait_until
 from tests.support.traffic import INSERT_ONLY, SETUP, TABLES, traffic
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 FAULTS: tuple[Fault, ...] = ("throttled", "cut", "answer lost")
 DYING = Path(__file__).with_name("dying.py")
 
 
 @pytest.fixture
-def replicated(s3_lake: str, dsn: str, tmp_path: Path) -> Replicated:
+def replicated(spark: SparkSession, s3_lake: str, dsn: str, tmp_path: Path) -> InProcess:
     execute(dsn, *SETUP)
-    return Replicated(dsn, tmp_path, TABLES, lake=s3_lake, insert_only=INSERT_ONLY, merge="merge_on_read")
+    return InProcess(
+        spark, dsn, tmp_path, TABLES, lake=s3_lake, insert_only=INSERT_ONLY, merge="merge_on_read"
+    )
 
 
 @pytest.mark.real_kill

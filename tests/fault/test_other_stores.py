@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.operations.maintain import maintain
 from airflow_provider_pgrepl.replication.lake.read import consistent_arrow
-from tests.support.replicated import Replicated, execute, kill, wait_for_end
+from tests.support.in_process import InProcess
+from tests.support.replicated import execute, kill, wait_for_end
 from tests.support.traffic import INSERT_ONLY, SETUP, TABLES, traffic
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 DYING = Path(__file__).with_name("dying.py")
 
 
 @pytest.fixture
-def replicated(other_lake: str, dsn: str, tmp_path: Path) -> Replicated:
+def replicated(spark: SparkSession, other_lake: str, dsn: str, tmp_path: Path) -> InProcess:
     execute(dsn, *SETUP)
-    return Replicated(dsn, tmp_path, TABLES, lake=other_lake, insert_only=INSERT_ONLY, merge="merge_on_read")
+    return InProcess(
+        spark, dsn, tmp_path, TABLES, lake=other_lake, insert_only=INSERT_ONLY, merge="merge_on_read"
+    )
 
 
 @pytest.mark.real_kill

@@ -28,11 +28,9 @@ from tests.support.model import Change
 OF = relation(column("id", "bigint", key=True), column("v`"))
 APP = app_id("p", Epoch(1))
 SET_BY_SPARK = {
-    "append only": "SET TBLPROPERTIES ('delta.appendOnly' = 'true')",
-    "row tracking": "SET TBLPROPERTIES ('delta.enableRowTracking' = 'true')",
-    "commit timestamps": "SET TBLPROPERTIES ('delta.enableInCommitTimestamps' = 'true')",
+    "several": "SET TBLPROPERTIES ('delta.appendOnly' = 'true', 'delta.enableRowTracking' = 'true',"
+    " 'delta.enableInCommitTimestamps' = 'true')",
     "constraint": "ADD CONSTRAINT `no one` CHECK (`v``` IS NOT NULL)",
-    "several": "SET TBLPROPERTIES ('delta.appendOnly' = 'true', 'delta.enableRowTracking' = 'true')",
 }
 NOT_NULL = Settings(not_null=["v`"])
 """Spark sets NOT NULL only when it creates a table."""
