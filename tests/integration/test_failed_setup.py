@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from airflow_provider_pgrepl.errors import ConfigError, LakeError, TableError
+from airflow_provider_pgrepl.errors import ConfigError, LakeError, SlotError, TableError
 from airflow_provider_pgrepl.replication.app import snapshot, snapshot_tables
+from airflow_provider_pgrepl.replication.app.copy_states import CopyStates
 from airflow_provider_pgrepl.replication.app.operations.teardown import teardown
 from airflow_provider_pgrepl.replication.app.snapshot import (
     add_tables,
@@ -18,6 +19,7 @@ from airflow_provider_pgrepl.replication.app.snapshot import (
     take_over,
     take_tables,
 )
+from airflow_provider_pgrepl.replication.app.start_check import check_snapshot
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
 from airflow_provider_pgrepl.replication.lake.snapshot.range_copy import RangeCopies
@@ -151,15 +153,19 @@ def test_publication_that_another_session_made_meanwhile_is_kept(
 E = TableName("public", "e")
 
 
-def fail_all_copies(kept: Kept) -> EpochRecord:
+def fail_all_copies(
+    kept: Kept, run: Callable[[], snapshot_tables.SnapshotResult] | None = None
+) -> EpochRecord:
     """Run a snapshot that begins an epoch, and whose copies all fail. Return the record of the epoch."""
 
     def fail(*_: Any) -> Any:
-        raise TableError("public.e: cannot be copied")
+        raise TableError("cannot be copied")
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(RangeCopies, "run", fail)
-        assert take_tables(kept.access).failed.keys() == {E}
+        result = run() if run else take_tables(kept.access)
+    assert E in result.failed
+    assert not result.copied
     return read_epoch(kept.changelog)
 
 
@@ -224,10 +230,17 @@ def test_epoch_with_another_publication_or_on_request_begins_again(
     assert copied_into(kept, monkeypatch, lambda: begin_new_epoch(kept.access)).epoch == began.epoch + 2
 
 
+@pytest.fixture
+def other(kept: Kept) -> Iterator[str]:
+    """The slot of another program, which it can advance."""
+    name = f"other_{kept.pipeline.slot}"
+    yield name
+    execute(kept.dsn, f"select pg_drop_replication_slot('{name}')")
+
+
 def test_epoch_that_began_after_another_slot_takes_it_over(
-    kept: Kept, monkeypatch: pytest.MonkeyPatch
+    kept: Kept, other: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = f"other_{kept.pipeline.slot}"
     use_publication(kept)
     execute(kept.dsn, f"select pg_create_logical_replication_slot('{other}', 'pgoutput')")
     execute(kept.dsn, "insert into e values (2, 2)")
@@ -235,4 +248,53 @@ def test_epoch_that_began_after_another_slot_takes_it_over(
     taken = copied_into(kept, monkeypatch, lambda: take_over(kept.access, other))
     assert taken.consistent_point == confirmed(kept, other) < began.consistent_point
     assert copied_into(kept, monkeypatch, lambda: take_over(kept.access, other)) == taken
-    execute(kept.dsn, f"select pg_drop_replication_slot('{other}')")
+
+
+def test_epoch_gives_way_to_a_slot_that_was_read_on(
+    kept: Kept, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other program was started again, and has published what the failed run had taken over."""
+    use_publication(kept)
+    execute(kept.dsn, f"select pg_create_logical_replication_slot('{other}', 'pgoutput')")
+    began = fail_all_copies(kept, lambda: take_over(kept.access, other))
+    assert began.consistent_point == confirmed(kept, other)
+    execute(kept.dsn, "insert into e values (2, 2)")
+    execute(kept.dsn, f"select pg_replication_slot_advance('{other}', pg_current_wal_insert_lsn())")
+    taken = copied_into(kept, monkeypatch, lambda: take_over(kept.access, other))
+    assert taken.consistent_point == confirmed(kept, other) > began.consistent_point
+
+
+def test_epoch_keeps_its_slot_if_the_named_one_cannot_be_taken_over(kept: Kept, other: str) -> None:
+    use_publication(kept)
+    execute(kept.dsn, f"select pg_create_physical_replication_slot('{other}')")
+    began = fail_all_copies(kept)
+    with pytest.raises(SlotError, match="cannot be taken over"):
+        take_over(kept.access, other)
+    assert confirmed(kept) == began.consistent_point
+    assert read_epoch(kept.changelog) == began
+
+
+def test_epoch_whose_beginning_was_killed_copies_tables_of_the_epoch_before(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are still recorded as streaming."""
+    kept.configure(lake_tables="none")
+    assert take_tables(kept.access).copied == (E,)
+    with monkeypatch.context() as patched, pytest.raises(StoppedError):
+        patched.setattr(CopyStates, "begin", stop)
+        begin_new_epoch(kept.access)
+    began = read_epoch(kept.changelog)
+    assert began.epoch == 2
+    assert take_tables(kept.access).copied == (E,)
+    assert read_epoch(kept.changelog) == began
+    assert take_tables(kept.access).copied == ()
+
+
+def test_lost_table_keeps_no_other_one_from_being_copied(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In Airflow as on the command line."""
+    execute(kept.dsn, "create table f (id int primary key)")
+    kept.configure(tables=("public.e", "public.f"))
+    fail_all_copies(kept)
+    execute(kept.dsn, "drop table f")
+    check_snapshot(kept.access)
+    copied_into(kept, monkeypatch, lambda: take_tables(kept.access))

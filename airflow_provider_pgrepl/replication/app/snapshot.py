@@ -50,6 +50,7 @@ from airflow_provider_pgrepl.replication.source.preflight.selection import (
     select_tables,
 )
 from airflow_provider_pgrepl.replication.source.slot import read_slot
+from airflow_provider_pgrepl.replication.source.slot_creation import check_slot_to_take_over
 from airflow_provider_pgrepl.replication.spark.executors import await_executors
 from airflow_provider_pgrepl.replication.spark.session import LazySession, has_local_jvm, runs_on_cluster
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
@@ -124,9 +125,7 @@ class SnapshotRun:
     def check_has_begun(self, option: str) -> None:
         """Raise ConfigError, naming the option, if the pipeline has no epoch yet."""
         if not self.continues:
-            raise ConfigError(
-                f"{option}: this pipeline has no epoch yet", "run pgrepl snapshot FILE.json first"
-            )
+            raise ConfigError(f"{option}: this pipeline has no epoch yet", errors.SNAPSHOT)
 
     def select(self, requested: RequestedTables) -> tuple[SelectedTables, RequestedTables]:
         """Return the tables that belong to the pipeline with these requests, and the requests.
@@ -139,13 +138,13 @@ class SnapshotRun:
             log_left_out(selected)
         return selected, requested
 
-    def begins_after(self, slot: str) -> bool:
-        """Return True if nothing was copied into the present epoch, and it begins after this slot's
-        position."""
+    def begins_elsewhere(self, slot: str) -> bool:
+        """Return True if nothing was copied into the present epoch, and it begins at another position than
+        this slot's, whose program may have read on."""
         found = read_slot(self.snapshotter.source, slot)
         if self.epoch is None or found is None or has_tables(self.epoch, self.records):
             return False
-        return (found.confirmed_flush_lsn or LSN(0)) < self.epoch.consistent_point
+        return found.confirmed_flush_lsn != self.epoch.consistent_point
 
     def left_out(self, selected: SelectedTables) -> frozenset[TableName]:
         """Return the new tables that a run leaves out unless it names them. Raises what `left_out` raises."""
@@ -161,7 +160,8 @@ class SnapshotRun:
             return True
         if self._stays_errored(record):
             return False
-        if not record.state.needs_changes:
+        # A run that is killed when it has begun an epoch may leave the state of the epoch before.
+        if not record.state.needs_changes or not has_tables(self.epoch, {table: record}):
             return True
         if table in selected.unnamed:
             # Do not copy it now: the receiver identifies its columns by their attnums.
@@ -195,6 +195,9 @@ class SnapshotRun:
         Raises ConfigError, before anything is changed, if no table is left to copy.
         """
         snapshotter = self.snapshotter
+        if take_over:  # Before the present epoch's slot is dropped.
+            check_slot_to_take_over(snapshotter.source, take_over)
+            check_source(snapshotter.access.dsn, snapshotter.pipeline, self.requested, makes_slot=True)
         if self.epoch is not None:
             check_no_foreign_receiver(snapshotter.state_db, snapshotter.pipeline)
         requested = self.requested
@@ -455,7 +458,7 @@ def take_over(access: Access, slot: str) -> SnapshotResult:
     """Begin the first epoch at the position of another program's slot, so that no change is left out.
 
     If the pipeline has begun, does the same as `take_tables`, unless nothing was copied and its epoch begins
-    later. The publication must be the one that the other program has used. Raises PgReplError, among them
+    elsewhere. The publication must be the one that the other program has used. Raises PgReplError, among them
     ConfigError if `publication_mode` is not "use".
     """
     if access.pipeline.publication_mode != "use":
@@ -465,7 +468,7 @@ def take_over(access: Access, slot: str) -> SnapshotResult:
             'set `publication` to the one that the other program uses, and `publication_mode` to "use"',
         )
     with opened(access) as run:
-        if not run.continues or run.begins_after(slot):
+        if not run.continues or run.begins_elsewhere(slot):
             return run.begin(slot)
     log.info("the pipeline has begun: slot %s is not looked at any more", slot)
     return take_tables(access)
@@ -563,13 +566,12 @@ def add_tables(access: Access, tables: Collection[TableName] | None = None) -> S
 
 def _may_continue(access: Access) -> bool:
     """Return True if source, lake and state agree that the present epoch continues."""
-    pipeline = access.pipeline
-    role = f"resync {pipeline.name}"
+    role = f"resync {access.pipeline.name}"
     with (
         StateDatabase(access.state_dsn, role, access.started_by) as state_db,
         access.source("resync") as source,
     ):
-        evidence = gather(pipeline, state_db, source, lake_may_fail=True)
+        evidence = gather(access.pipeline, state_db, source, lake_may_fail=True)
         return not any(differences(evidence)) and is_whole(evidence, source)
 
 

@@ -80,7 +80,7 @@ def check_snapshot(
     records = _read_records(access)
     if not new_epoch:
         _check_lake(access.pipeline, records, must_have_begun=False)
-    if records is None or (not new_epoch and _has_begun(records)):
+    if records is None or (not new_epoch and _has_begun(access.pipeline, records)):
         check_surroundings(access.dsn, access.pipeline)
     else:
         check_source(access.dsn, access.pipeline, requested_of(records), new_epoch=new_epoch, makes_slot=True)
@@ -151,12 +151,12 @@ def _check_lake(pipeline: Pipeline, records: Records | None, *, must_have_begun:
         check_lake_is_there(pipeline, records, must_have_begun=must_have_begun)
 
 
-def _has_begun(records: Records) -> bool:
-    """Return True if the state records the position of a table.
+def _has_begun(pipeline: Pipeline, records: Records) -> bool:
+    """Return True if the state records the position of a table, or tables whose copies all failed."""
+    from .epoch import find_epoch
 
-    Does not ask the lake, which is authoritative.
-    """
-    return any(record.position_lsn is not None for record in records.values())
+    copied = any(record.position_lsn is not None for record in records.values())
+    return copied or (bool(records) and find_epoch(pipeline) is not None)
 
 
 def _read_records(access: Access) -> Records | None:

@@ -462,7 +462,7 @@ def take_over_slot(dsn: str, name: str, other: str, publication: str) -> LSN:
     PublicationError if the publication did not exist yet at its position. No new slot is left then.
     """
     with closing(connect(dsn, "slot control")) as control:
-        _check(control, other)
+        check_slot_to_take_over(control, other)
         with source_errors(f"copying slot {other}"):
             rows(control, "SELECT pg_catalog.pg_copy_logical_replication_slot(%s, %s, false)", (other, name))
         try:
@@ -480,7 +480,8 @@ def take_over_slot(dsn: str, name: str, other: str, publication: str) -> LSN:
     return copied.confirmed_flush_lsn
 
 
-def _check(control: Connection, other: str) -> None:
+def check_slot_to_take_over(control: Connection, other: str) -> None:
+    """Raise BusyError while a session reads `other`, SlotError if it is missing or cannot be continued."""
     slot = read_slot(control, other)
     if slot is None:
         raise SlotError(
