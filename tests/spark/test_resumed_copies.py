@@ -101,7 +101,9 @@ def test_copy_whose_snapshot_is_lost_keeps_ranges_that_have_not_changed(replicat
     ((some, of),) = kept(replicated)
     # The rest of the first two, which have changed, and ranges that were copied later are not among them.
     assert 10 <= some < of - 2
-    assert len(data_files(replicated)) == of
+    assert data_files(replicated) == open_files(replicated)
+    # No file is written of a range without rows: those of the last pages may have fitted into earlier ones.
+    assert of - 1 <= len(data_files(replicated)) <= of
     assert_whole(replicated)
 
 
