@@ -254,7 +254,9 @@ class RequestResponder:
         await self._serve("schema", self._schema)
         if self._accept is not None:
             await self._serve("snap", self._snapshot)
-        await self._client.flush()
+        # A ping overtakes the subscriptions that the client has queued: only the second answer follows them.
+        for _ in range(2):
+            await self._client.flush()
 
     async def stop(self) -> None:
         """Stop answering requests and close the connection."""
