@@ -104,7 +104,7 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
             os.kill(pid, 9)
 
 
-def eventually(condition: Callable[[], object], what: str, timeout_s: float = 60) -> None:
+def eventually(condition: Callable[[], object], what: str, timeout_s: float = 300) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"

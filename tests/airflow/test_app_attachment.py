@@ -48,7 +48,7 @@ class Task:
             order=order or LaunchSpec(SHOP, STAND_IN),
             may_replace=how.pop("may_replace", True),
             is_fresh=how.pop("is_fresh", False),
-            stop_timeout_s=20,
+            stop_timeout_s=60,
             who="task replicate of shop",
             launch=launcher,
             say=how.pop("say", lambda level, text: self.said.append((level, text))),

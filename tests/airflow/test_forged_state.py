@@ -43,7 +43,7 @@ def operator(journal: Journal, *arguments: str, mode: str = "caught_up") -> PgRe
         spark_binary=str(HERE / "spark-submit-stand-in"),
         preflight=False,
         poll_interval_s=0.1,
-        stop_timeout_s=5,
+        stop_timeout_s=60,
     )
 
 
@@ -123,7 +123,7 @@ def test_a_forged_handle_signals_nobody(
     running.start()
     journal.wait_for("started")
     task.on_kill()
-    running.join(60)
+    running.join(300)
     assert not running.is_alive()
     assert is_alive(bystander.pid)
     assert journal.pids("stopped") == journal.pids("started")

@@ -24,7 +24,7 @@ def launch(journal: Journal, *arguments: str) -> LocalApp:
         application_args=["--journal", str(journal.path), *arguments],
         master="local[1]",
         preflight=False,
-        stop_timeout_s=20,
+        stop_timeout_s=60,
     )
     submitted: list[LocalApp] = []
     operator.execute_resumable = lambda context: submitted.append(  # type: ignore[method-assign]

@@ -308,7 +308,7 @@ def test_range_whose_check_fails_is_copied(pg, copier, monkeypatch):
         earlier = replace(part, copied=part.as_copied(100, 3), check="SELECT pg_catalog.pg_sleep(600)")
         options, root = copier.pipeline.options(TABLE), copier.pipeline.lake_root
         job = CopyJob(copier.dsn, name, relation, options, root, POSITION, EXPORTED_AT)
-        monkeypatch.setattr(copy_stream, "STALL_LIMIT_S", 0.5)
+        monkeypatch.setattr(copy_stream, "STALL_LIMIT_S", 3.0)
         outcome = job.copy(0, earlier)
     assert outcome.error is None
     assert sum(file.rows for file in outcome.result) == 100

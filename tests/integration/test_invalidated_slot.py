@@ -38,9 +38,9 @@ STANDING = """select invalidation_reason is not null, extract(epoch from clock_t
 
 @pytest.fixture
 def impatient() -> Iterator[Server]:
-    """A server that invalidates slots after a second without a reader."""
+    """A server that invalidates slots after three seconds without a reader."""
     with running_server(
-        idle_replication_slot_timeout="1s", max_slot_wal_keep_size="1GB", checkpoint_timeout="1h"
+        idle_replication_slot_timeout="3s", max_slot_wal_keep_size="1GB", checkpoint_timeout="1h"
     ) as server:
         yield server
 
@@ -62,7 +62,7 @@ def test_slot_is_kept_in_use_while_tables_are_copied(
 
         def copy(_: object) -> CopyResult:
             _, began, confirmed = slot_state()
-            wait_until(lambda: slot_state()[1] > began + 3, what="three times the timeout to pass")
+            wait_until(lambda: slot_state()[1] > began + 9, what="three times the timeout to pass")
             assert slot_state()[0::2] == (False, confirmed)
             return CopyResult()
 

@@ -7,15 +7,17 @@ Each has a table of its own; all the tables of a test are on one stream.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psycopg2
 import pytest
 
 from airflow_provider_pgrepl.replication.source.connection import Connection
+from tests.conftest import closing_connection
 from tests.support.courses import Courses
 from tests.support.received import wait_until_seen
-from tests.support.replicated import execute
+from tests.support.replicated import execute, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -365,6 +367,12 @@ def test_a_foreign_partition_stops_the_table(dsn: str, tmp_path: Path) -> None:
         assert said[course] in found.error, course
 
 
+def is_detach_pending(dsn: str, partition: str) -> bool:
+    with closing_connection(dsn) as connection, connection.cursor() as cursor:
+        cursor.execute("select inhdetachpending from pg_inherits where inhrelid = %s::regclass", (partition,))
+        return bool(cursor.fetchone()[0])
+
+
 @with_and_without_event_trigger
 def test_a_partition_that_is_being_detached_is_none_any_more(
     dsn: str, tmp_path: Path, *, event_trigger: bool
@@ -373,11 +381,15 @@ def test_a_partition_that_is_being_detached_is_none_any_more(
     courses = Courses(dsn, tmp_path, ["t"], TABLE, event_trigger=event_trigger).take()
     reader, detacher = psycopg2.connect(dsn), psycopg2.connect(dsn)
     detacher.autocommit = True
-    with reader.cursor() as cursor, detacher.cursor() as other:
+    with reader.cursor() as cursor, detacher.cursor() as other, ThreadPoolExecutor(1) as thread:
         cursor.execute("select * from c0.t")
-        other.execute("set statement_timeout = '300ms'")
+        pid = detacher.info.backend_pid
+        detaching = thread.submit(other.execute, "alter table c0.t detach partition c0.low concurrently")
+        # Its first transaction has ended then, and it waits for the reader.
+        wait_until(lambda: is_detach_pending(dsn, "c0.low"), what="the partition to be detached")
+        execute(dsn, f"select pg_cancel_backend({pid})")
         with pytest.raises(psycopg2.errors.QueryCanceled):
-            other.execute("alter table c0.t detach partition c0.low concurrently")
+            detaching.result()
     reader.close()
     detacher.close()
     assert "partition c0.low was detached or dropped" in courses.look("t", had_rows=True).reason

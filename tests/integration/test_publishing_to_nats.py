@@ -361,9 +361,14 @@ def test_dashboards_made_for_creek_show_the_publisher(published):
 
     labels = 'creek_pg_source="public.t",creek_producer_pg_op="%s",creek_stream_type="wal"'
     read = f"creek_producer_pg_reads{{{labels}}} 2.0"
+
+    def counted() -> str | None:
+        """Reads are counted before the position of their batch."""
+        found = shown()
+        return found if read % "delete" in found and "creek_producer_pg_behind_bytes 0.0" in found else None
+
     with publishing_in_thread(published):
-        wait_until(lambda: read % "delete" in shown(), 150, "the changes to be counted")
-        lines = shown()
+        lines = wait_until(counted, what="the changes to be counted")
     assert read % "insert" in lines
     for line in (
         "creek_producer_wal_subscriptions 1.0",

@@ -188,7 +188,7 @@ def test_a_start_that_is_lost_for_longer_than_an_outage_may_last_ends_it(
     received = begun(dsn, tmp_path, reconnect_s=0.0)
     cut_once_the_slot_is_taken(received, monkeypatch)
     with receiving(received) as reception:
-        assert reception.failed.wait(20)
+        assert reception.failed.wait(120)
         assert isinstance(reception.error, SourceConnectionError)
 
 
@@ -209,17 +209,17 @@ def test_an_outage_that_lasts_ends_it(dsn: str, tmp_path: Path) -> None:
             admin.cursor().execute(
                 "select pg_terminate_backend(pid) from pg_stat_activity where datname = %s", (name,)
             )
-            assert reception.failed.wait(20)
+            assert reception.failed.wait(120)
         finally:
             admin.cursor().execute(f"alter database {name} allow_connections true")
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 60, "the default limit is 60 s"
         assert isinstance(reception.error, SourceConnectionError)
 
 
 def test_a_receiver_that_is_lost_at_once_each_time_is_one_outage(dsn: str, tmp_path: Path) -> None:
-    received = begun(dsn, tmp_path, reconnect_s=1.5)
+    received = begun(dsn, tmp_path, reconnect_s=5.0)
     with receiving(received) as reception:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while not reception.failed.wait(0.02) and time.monotonic() < deadline:
             end_walsender(received)
         assert isinstance(reception.error, SourceConnectionError)

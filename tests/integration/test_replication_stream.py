@@ -19,6 +19,12 @@ def test_one_reading_takes_all_that_has_arrived(dsn, tmp_path):
     execute(dsn, "create table t(id int primary key)")
     received = Received(dsn, tmp_path, ("public.t",))
     received.begin()
+    # Nothing is answered until all is sent, which can take longer than a minute.
+    execute(
+        dsn,
+        "do $$ begin execute format('alter database %I set wal_sender_timeout = 0',"
+        " current_database()); end $$",
+    )
     stream = ReplicationStream(dsn, received.pipeline.slot, received.pipeline.publication)
     with contextlib.closing(stream), closing_connection(dsn) as connection:
         connection.autocommit = True

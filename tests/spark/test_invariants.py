@@ -17,7 +17,7 @@ from tests.conftest import closing_connection
 from tests.support import bank
 from tests.support.bank import transfers
 from tests.support.in_process import InProcess
-from tests.support.replicated import execute
+from tests.support.replicated import execute, wait_until
 
 BRANCHES, TELLERS, ACCOUNTS, HISTORY = TPC_B = tuple(
     f"public.pgbench_{name}" for name in ("branches", "tellers", "accounts", "history")
@@ -81,6 +81,12 @@ def pgbench(server: Server, dsn: str, *options: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
+def pgbench_sessions(dsn: str) -> int:
+    with closing_connection(dsn) as connection, connection.cursor() as cursor:
+        cursor.execute("select count(*) from pg_stat_activity where application_name = 'pgbench'")
+        return int(cursor.fetchone()[0])
+
+
 SUMS = f"""
 select (select sum(bbalance) from {BRANCHES}) as branches,
     (select sum(tbalance) from {TELLERS}) as tellers,
@@ -102,7 +108,9 @@ def test_the_sums_of_tpc_b_are_equal_at_every_point(spark, server, dsn, tmp_path
             replicated.wait_for_points(5, *TPC_B)
         finally:
             writing.terminate()
-            writing.wait(30)
+            writing.wait()
+        # A server process may still commit what its client has sent.
+        wait_until(lambda: not pgbench_sessions(dsn), what="pgbench's sessions to end")
         running.wait_for(replicated.source_lsn())
     commits = [lsn for lsn, _ in committed_at(replicated, dsn, HISTORY)]
     rows = []

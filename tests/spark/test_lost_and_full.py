@@ -7,7 +7,7 @@ import re
 from airflow_provider_pgrepl.replication.lake.snapshot import range_copy
 from tests.support.in_process import InProcess
 from tests.support.loop_disk import disk
-from tests.support.replicated import execute
+from tests.support.replicated import execute, wait_until
 
 T = "public.t"
 RANDOM = (
@@ -39,6 +39,8 @@ def test_a_snapshot_that_does_not_fit_leaves_its_table_to_be_taken(spark, dsn, t
         assert "the storage is full" in one.log_tail()
         assert one.states()[T].state in ("streaming", "catching_up")
         drive.free()
+        # A stream that ended by an error leaves its walsender to end by itself.
+        wait_until(lambda: not one.slot().active, what="the slot to be free")
         assert one.run("replicate", "--until", "caught-up") == 0, one.log_tail()
         one.assert_equal(T)
 

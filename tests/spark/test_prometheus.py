@@ -108,8 +108,7 @@ def test_prometheus_has_every_queried_series_and_alerts_for_an_errored_table(dsn
                     if alert["labels"]["alertname"] == "PgreplTableErrored"
                 ]
 
-            wait_until(alerting, what="an alert for the table")
-            assert alerting() == ["public.t"]
+            assert wait_until(alerting, what="an alert for the table") == ["public.t"]
             errors = "sum(pgrepl_errors_total) > 0"
             wait_until(lambda: ask("query", query=errors)["result"], what="its error to be counted")
             url = f"http://127.0.0.1:{port}/metrics"

@@ -31,10 +31,12 @@ def test_the_app_goes_on_when_the_server_ends_all_its_connections(spark, dsn: st
         try:
             for n in range(2):
                 execute(dsn, f"insert into t select {n} * 100 + g, 'x' from generate_series(0, 99) g")
-                wait_until(lambda: replicated.slot().active_pid, 60, "the receiver")
+                # The server names a reader of the slot before its stream has begun.
+                wait_until(lambda: "receiving from slot" in replicated.log_tail(), what="the stream")
+                wait_until(lambda: replicated.slot().active_pid, what="the receiver")
                 end_all_connections(dsn)
                 execute(dsn, f"update t set v = 'y{n}'")
-                wait_until(lambda: not replicated.differences("public.t"), 60, "the lake to be equal")
+                wait_until(lambda: not replicated.differences("public.t"), what="the lake to be equal")
         except BaseException as error:
             failed.append(error)
         finally:

@@ -377,8 +377,8 @@ def test_changelog_of_an_idle_source_advances_for_a_comparison(
 
     def compare() -> None:
         try:
-            wait_until(lambda: pipeline.slot().active_pid, 60, "the receiver")
-            found.append(verify_app.verify(Access(pipeline.pipeline, dsn, dsn), timeout_s=60))
+            wait_until(lambda: pipeline.slot().active_pid, what="the receiver")
+            found.append(verify_app.verify(Access(pipeline.pipeline, dsn, dsn), timeout_s=300))
         except BaseException as error:
             found.append(error)
         finally:

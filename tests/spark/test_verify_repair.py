@@ -319,7 +319,7 @@ def test_changes_after_repair_win_under_traffic(
 
     # Other threads need the time: without a pause these statements take half of a processor.
     with repeating(change, pause_s=0.03), pipeline.replicating(EAGER):
-        code, found = pipeline.report(capsys, "--repair", "--timeout=120")
+        code, found = pipeline.report(capsys, "--repair")
         assert (code, found["public.t"]["status"]) == (_EQUAL, "repaired"), found
         root, version = pipeline.pipeline.lake_root, found["public.t"]["repaired_version"]
         wait_until(lambda: has_version(root, TableName.parse("public.t"), version))
