@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from stat import S_ISDIR
@@ -39,10 +40,17 @@ class RecordedDisk:
         if S_ISDIR(os.fstat(descriptor).st_mode):
             self._record_folder(path)
         else:
-            self._contents[path.stat().st_ino] = path.read_bytes()
+            # The open file, which another thread may rename.
+            contents = Path(f"/proc/self/fd/{descriptor}").read_bytes()
+            self._contents[os.fstat(descriptor).st_ino] = contents
 
     def _record_folder(self, path: Path) -> None:
-        self._names[path.stat().st_ino] = {entry.name: entry.stat().st_ino for entry in path.iterdir()}
+        found = {}
+        for entry in path.iterdir():
+            # Another thread may rename its temporary file meanwhile.
+            with suppress(FileNotFoundError):
+                found[entry.name] = entry.stat().st_ino
+        self._names[path.stat().st_ino] = found
 
     def cut_to(self, place: Path) -> Path:
         """Copy the content that a power cut would leave to `place`, and return that."""
