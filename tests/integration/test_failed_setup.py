@@ -274,6 +274,17 @@ def test_epoch_keeps_its_slot_if_the_named_one_cannot_be_taken_over(kept: Kept, 
     assert read_epoch(kept.changelog) == began
 
 
+def test_epoch_keeps_its_slot_if_a_new_one_could_not_have_its_table(kept: Kept, other: str) -> None:
+    use_publication(kept)
+    execute(kept.dsn, f"select pg_create_logical_replication_slot('{other}', 'pgoutput')")
+    execute(kept.dsn, "insert into e values (2, 2)")
+    began = fail_all_copies(kept)
+    execute(kept.dsn, "alter table e drop constraint e_pkey")
+    with pytest.raises(TableError, match="it has no primary key"):
+        take_over(kept.access, other)
+    assert confirmed(kept) == began.consistent_point
+
+
 def test_epoch_whose_beginning_was_killed_copies_tables_of_the_epoch_before(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:

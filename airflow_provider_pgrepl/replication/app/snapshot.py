@@ -197,11 +197,11 @@ class SnapshotRun:
         snapshotter = self.snapshotter
         if take_over:  # Before the present epoch's slot is dropped.
             check_slot_to_take_over(snapshotter.source, take_over)
+        if self.continues:  # `opened` has not checked what a new epoch needs.
             check_source(snapshotter.access.dsn, snapshotter.pipeline, self.requested, makes_slot=True)
         if self.epoch is not None:
             check_no_foreign_receiver(snapshotter.state_db, snapshotter.pipeline)
-        requested = self.requested
-        selected, _ = self.select(requested)
+        selected, requested = self.select(self.requested)
         leave = self.left_out(selected)
         relations = [relation for relation in selected.relations if relation.table not in leave]
         if not relations:
