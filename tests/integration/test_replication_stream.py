@@ -7,7 +7,7 @@ import contextlib
 from airflow_provider_pgrepl.replication.source.stream import ReplicationStream
 from tests.conftest import closing_connection
 from tests.support.received import Received
-from tests.support.replicated import execute, wait_until
+from tests.support.replicated import execute, let_senders_wait, wait_until
 
 TRANSACTIONS = 300
 """Of three messages each; before the first the table's relation."""
@@ -20,11 +20,7 @@ def test_one_reading_takes_all_that_has_arrived(dsn, tmp_path):
     received = Received(dsn, tmp_path, ("public.t",))
     received.begin()
     # Nothing is answered until all is sent, which can take longer than a minute.
-    execute(
-        dsn,
-        "do $$ begin execute format('alter database %I set wal_sender_timeout = 0',"
-        " current_database()); end $$",
-    )
+    let_senders_wait(dsn)
     stream = ReplicationStream(dsn, received.pipeline.slot, received.pipeline.publication)
     with contextlib.closing(stream), closing_connection(dsn) as connection:
         connection.autocommit = True

@@ -26,7 +26,7 @@ from airflow_provider_pgrepl.replication.source.server_errors import source_erro
 from airflow_provider_pgrepl.replication.source.slot_creation import export_snapshot
 from airflow_provider_pgrepl.replication.source.stream import Liveness, ReplicationStream, is_at_work
 from tests.support.received import Received
-from tests.support.replicated import execute, wait_until
+from tests.support.replicated import execute, let_senders_wait, wait_until
 from tests.support.silent_proxy import SilentProxy, silent_proxy
 
 SOON_S = 30
@@ -130,11 +130,7 @@ def begun(dsn: str, folder: Path) -> Received:
 def test_the_receiver_connects_again_when_the_stream_falls_silent(tunnel, dsn, tmp_path: Path, monkeypatch):
     proxy, through = tunnel
     # wal_sender_timeout would end the stream at the server's side, and nothing at ours.
-    execute(
-        dsn,
-        "do $$ begin execute format('alter database %I set wal_sender_timeout = 0',"
-        " current_database()); end $$",
-    )
+    let_senders_wait(dsn)
     monkeypatch.setattr(receiver_module, "Liveness", partial(Liveness, limit_s=2.0))
     monkeypatch.setattr(time_limit, "ANSWER_LIMIT_S", 3.0)
     monkeypatch.setattr(connection_module, "CONNECT_TIMEOUT_S", 5)

@@ -32,7 +32,7 @@ def test_the_app_goes_on_when_the_server_ends_all_its_connections(spark, dsn: st
             for n in range(2):
                 execute(dsn, f"insert into t select {n} * 100 + g, 'x' from generate_series(0, 99) g")
                 # The server names a reader of the slot before its stream has begun.
-                wait_until(lambda: "receiving from slot" in replicated.log_tail(), what="the stream")
+                wait_until(lambda: "receiving from slot" in replicated.log.read_text(), what="the stream")
                 wait_until(lambda: replicated.slot().active_pid, what="the receiver")
                 end_all_connections(dsn)
                 execute(dsn, f"update t set v = 'y{n}'")

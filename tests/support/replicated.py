@@ -156,6 +156,15 @@ def wait_until(condition: Callable[[], Any], timeout: float = _HANGS_S, what: st
     raise AssertionError(f"waited {timeout} s for {what}")
 
 
+def let_senders_wait(dsn: str) -> None:
+    """Set no limit to the time in which clients must answer the database's walsenders that start later."""
+    execute(
+        dsn,
+        "do $$ begin execute format('alter database %I set wal_sender_timeout = 0',"
+        " current_database()); end $$",
+    )
+
+
 def has_no_sender(server: Server) -> bool:
     """Return True if no walsender runs: those of closed connections take some time to end."""
     with session(server.dsn()) as connection, connection.cursor() as cursor:
