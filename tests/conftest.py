@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import functools
 import gc
 import logging
 import os
 import shutil
+import sys
 import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psycopg2
 import psycopg2.errors
@@ -61,8 +64,34 @@ def write_to_memory() -> None:
         os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)
 
 
+def parse_without_collecting() -> None:
+    """Keep the garbage collector from running during `ast.parse`.
+
+    Before 3.11.8 and 3.12.2 Python counts the depth of all syntax trees under construction in one place.
+    A finalizer that parses meanwhile, as the formatting of a traceback does, fails the outer parse with
+    a SystemError (python/cpython#106905).
+    """
+    if sys.version_info < (3, 11, 8) or (3, 12) <= sys.version_info < (3, 12, 2):
+        ast.parse = _without_collecting(ast.parse)
+
+
+def _without_collecting(call: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            return call(*args, **kwargs)
+        finally:
+            if collects:
+                gc.enable()
+
+    return called
+
+
 def pytest_configure(config: pytest.Config) -> None:
     write_to_memory()
+    parse_without_collecting()
     os.environ.setdefault("SPARK_SUBMIT_OPTS", f"{SMALL_JVM} {archive_options()}".strip())
     # Two threads of deltalake mostly wake each other: with one, opening a table takes a fourth less CPU time.
     os.environ.setdefault("TOKIO_WORKER_THREADS", "1")
