@@ -75,6 +75,11 @@ def messages(received: Received, kafka: KafkaBroker) -> list[KafkaMessage]:
     return topics_of(received, kafka).messages()
 
 
+def publish_all(received: Received, kafka: KafkaBroker) -> None:
+    finish(received)
+    wait_until(topics_of(received, kafka).has_no_open_transaction, what="the transactions' ends")
+
+
 def sizes(received: Received) -> dict[tuple[str, str], int]:
     """Return the number of changes in the changelog, by table and commit LSN."""
     changes = itertools.chain.from_iterable(ChangeReader(received.pipeline).read())
@@ -151,7 +156,7 @@ def test_consumers_see_whole_transactions_when_publisher_is_killed_again_and_aga
         for _ in range(5):
             killed_amid_sending(received, changes, chance, 15)
             assert_whole(received, messages(received, kafka))
-    finish(received)
+    publish_all(received, kafka)
     assert_all_arrived(received, kafka)
 
 
@@ -164,7 +169,7 @@ def test_publisher_killed_within_a_transaction_leaves_nothing_of_it(received, ka
     wait_until(lambda: topics.end("public.t") > 0, what="some of it to be there")
     kill(running)
     assert messages(received, kafka) == []
-    finish(received)
+    publish_all(received, kafka)
     assert_all_arrived(received, kafka)
     assert len(messages(received, kafka)) == LARGE
 
@@ -176,10 +181,9 @@ def test_publisher_stopped_within_a_transaction_ends_it(received, kafka):
     topics = topics_of(received, kafka)
     with publishing(received):
         wait_until(lambda: topics.end("public.t") > 0, what="some of it to be there")
-    before = topics.end("public.t")
-    assert before == topics.end("public.t", committed=True)
+    wait_until(topics.has_no_open_transaction, what="the transaction's end")
     assert len(messages(received, kafka)) in (0, LARGE)
-    finish(received)
+    publish_all(received, kafka)
     assert len(messages(received, kafka)) == LARGE
 
 
@@ -192,7 +196,7 @@ def test_consumers_see_whole_transactions_when_broker_is_killed_and_comes_back(r
             wait_for_failures(received, failures)
             kafka.start()
         published_more(received, 50)
-    finish(received)
+    publish_all(received, kafka)
     assert_all_arrived(received, kafka)
 
 
@@ -206,6 +210,7 @@ def test_refused_event_stops_its_table_and_rest_of_its_transaction_arrives(recei
     )
     received.receive()
     assert received.run("publish", "--publisher", "events", "--until", "caught-up") == process.WILL_NOT_HELP
+    wait_until(topics_of(received, kafka).has_no_open_transaction, what="the transactions' ends")
     found = [one.value["data"]["id"] for one in messages(received, kafka) if one.topic.endswith(".public.t")]
     assert found == [1, 2, 3]
     record = read_record(received.pipeline.lake_root, "events")
@@ -223,7 +228,7 @@ def test_refused_events_are_skipped_and_all_others_arrive(received, kafka):
         " from generate_series(1, 6) g; commit",
     )
     received.receive()
-    finish(received)
+    publish_all(received, kafka)
     found = [(one.value["table"], one.value["data"]["id"]) for one in messages(received, kafka) if one.value]
     assert sorted(found) == [("public.other", n) for n in (2, 4, 6)] + [("public.t", 1)]
     assert read_record(received.pipeline.lake_root, "events").skipped == 3
@@ -239,13 +244,14 @@ def test_change_without_an_event_stops_its_table_and_nothing_of_it_is_in_the_tra
     )
     received.receive()
     assert received.run("publish", "--publisher", "events", "--until", "caught-up") == process.WILL_NOT_HELP
+    wait_until(topics_of(received, kafka).has_no_open_transaction, what="the transactions' ends")
     assert [(one.value["table"], one.value["data"]["id"]) for one in messages(received, kafka)] == [
         ("public.t", 1),
         ("public.t", 2),
         ("public.t", 3),
     ]
     configure(received, on_error="skip_and_record")
-    finish(received)
+    publish_all(received, kafka)
     found = [one.value["data"]["id"] for one in messages(received, kafka) if one.topic.endswith(".other")]
     assert found == [1]
     record = read_record(received.pipeline.lake_root, "events")
@@ -257,7 +263,7 @@ def test_second_publisher_is_refused_and_first_goes_on(received, kafka):
         published_more(received, 20)
         assert received.run("publish", "--publisher", "events") == process.RETRY_MAY_HELP
         published_more(received, 20)
-    finish(received)
+    publish_all(received, kafka)
     assert_all_arrived(received, kafka)
 
 

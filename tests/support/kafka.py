@@ -104,15 +104,22 @@ class KafkaTopics:
         made = self._admin.create_topics([NewTopic(name, partitions, config=settings)])
         made[name].result()
 
-    def end(self, table: str, *, committed: bool = False) -> int:
-        """The offset behind a topic's first partition, or that up to which a consumer may read."""
-        level = "read_committed" if committed else "read_uncommitted"
+    def end(self, table: str) -> int:
+        """The offset behind a topic's first partition."""
+        return self._ends([TopicPartition(f"{self._prefix}.{table}", 0)], "read_uncommitted")[0]
+
+    def has_no_open_transaction(self) -> bool:
+        """Return True if consumers may read all that is there.
+
+        The broker writes the marks of a transaction's end into its partitions after it has confirmed the end.
+        """
+        partitions = self._partitions()
+        return self._ends(partitions, "read_committed") == self._ends(partitions, "read_uncommitted")
+
+    def _ends(self, partitions: list[TopicPartition], level: str) -> list[int]:
         given = {"bootstrap.servers": self._servers, "group.id": "test", "isolation.level": level}
         with closing(Consumer(given)) as consumer:
-            _, high = consumer.get_watermark_offsets(
-                TopicPartition(f"{self._prefix}.{table}", 0), timeout=120
-            )
-            return int(high)
+            return [int(consumer.get_watermark_offsets(one, timeout=120)[1]) for one in partitions]
 
     def raw(self) -> list[RawMessage]:
         """Return the messages of the topics in bytes."""
