@@ -25,6 +25,9 @@ class PgSnapshotOperator(OpenLineageOperator, SparkAppOperator):
         well. An interrupted run is continued (templated)
     :param give_up: with `new_epoch` or `resync`, the names of the previous source or lake, if they are not
         the current ones. The error of a try without this parameter names them (templated)
+    :param adopt: take lake tables that another program has written: compare them with the source, replace the
+        rows that differ, and make them the pipeline's. With `tables`, only these, which are added if they are
+        not in the lake yet (templated)
     :param take_over_slot: begin at the position of this slot of another program. Has no effect after
         the pipeline has begun (templated)
 
@@ -39,6 +42,7 @@ class PgSnapshotOperator(OpenLineageOperator, SparkAppOperator):
         "new_epoch",
         "resync",
         "give_up",
+        "adopt",
         "take_over_slot",
     )
 
@@ -49,6 +53,7 @@ class PgSnapshotOperator(OpenLineageOperator, SparkAppOperator):
         new_epoch: bool | str = False,
         resync: bool | str = False,
         give_up: Sequence[str] | str = "",
+        adopt: bool | str = False,
         take_over_slot: str = "",
         **kwargs: Any,
     ) -> None:
@@ -58,20 +63,26 @@ class PgSnapshotOperator(OpenLineageOperator, SparkAppOperator):
         self.resync = resync
         self._takes_all = tables is None
         self.give_up = give_up
+        self.adopt = adopt
         self.take_over_slot = take_over_slot
 
     def app_arguments(self) -> list[str]:
-        arguments, resync = [], read_flag("resync", self.resync)
-        tables, new_epoch = read_tables(self.tables), read_flag("new_epoch", self.new_epoch)
-        if tables:
-            arguments += ["--resync" if resync else "--tables", ",".join(tables)]
-        elif resync and not (new_epoch or self._takes_all):
-            # A template without a result does not begin a new epoch.
+        arguments, tables = [], read_tables(self.tables)
+        new_epoch, resync = read_flag("new_epoch", self.new_epoch), read_flag("resync", self.resync)
+        adopt = read_flag("adopt", self.adopt)
+        if adopt and (resync or new_epoch):
+            raise ConfigError("adopt cannot be set with resync or new_epoch", "leave one of them out")
+        if (resync or adopt) and not (tables or new_epoch or self._takes_all):
+            # A template without a result does not mean all tables.
             raise ConfigError(
                 "tables: none was named",
                 "name at least one, as public.orders; for a new epoch, in which all tables are compared, set"
                 " new_epoch as well",
             )
+        if adopt:
+            arguments += ["--adopt", *([",".join(tables)] if tables else [])]
+        elif tables:
+            arguments += ["--resync" if resync else "--tables", ",".join(tables)]
         elif resync:
             arguments.append("--resync")
         if new_epoch and (tables or not resync):
@@ -88,9 +99,10 @@ class PgSnapshotOperator(OpenLineageOperator, SparkAppOperator):
 
     def check_start(self, access: Access) -> None:
         tables = parse_tables(read_tables(self.tables))
-        resyncs_all = read_flag("resync", self.resync) and not tables
+        resyncs_all, adopts = read_flag("resync", self.resync) and not tables, read_flag("adopt", self.adopt)
         check_snapshot(
             access,
-            resnapshot=tables,
+            resnapshot=() if adopts else tables,
+            added=tables if adopts else (),
             new_epoch=read_flag("new_epoch", self.new_epoch) or resyncs_all,
         )

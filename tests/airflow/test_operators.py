@@ -71,9 +71,16 @@ def test_the_snapshot_gets_its_tables_and_flags(behave: Any, journal: Journal) -
         ({"tables": "[]", "resync": True, "new_epoch": "true"}, ["--resync"]),
         ({"tables": "[]", "new_epoch": True}, ["--new-epoch"]),
         ({"tables": "[]"}, []),
+        ({"adopt": "true"}, ["--adopt"]),
+        ({"tables": ["public.a", "public.b"], "adopt": True}, ["--adopt", "public.a,public.b"]),
+        ({"tables": "[]", "adopt": True}, "tables: none was named"),
+        ({"tables": "public.a", "adopt": True, "resync": True}, "adopt cannot be set with resync"),
+        ({"adopt": True, "new_epoch": True}, "adopt cannot be set with resync"),
     ],
 )
-def test_resync_of_no_named_table_begins_no_new_epoch(given: dict[str, Any], arguments: Any) -> None:
+def test_resync_or_adoption_of_no_named_table_takes_no_other_table(
+    given: dict[str, Any], arguments: Any
+) -> None:
     operator = PgSnapshotOperator(task_id="snapshot", pipeline="p.json", **given)
     if isinstance(arguments, str):
         with pytest.raises(ConfigError, match=arguments):

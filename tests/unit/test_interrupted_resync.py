@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 from deltalake import CommitProperties, Transaction, write_deltalake
 
-from airflow_provider_pgrepl.replication.app.snapshot import _unwritten
+from airflow_provider_pgrepl.replication.app.epoch import unwritten_tables
 from airflow_provider_pgrepl.replication.app.tables import Records
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.lake.delta.table import CLOSED
@@ -43,7 +43,7 @@ class Lake:
             )
 
     def left(self) -> set[TableName]:
-        return _unwritten(self.pipeline, EPOCH, self.records)
+        return unwritten_tables(self.pipeline, EPOCH, self.records)
 
 
 def test_a_table_that_only_an_earlier_epoch_has_written_is_left(tmp_path: Path) -> None:

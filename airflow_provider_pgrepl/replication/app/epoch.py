@@ -10,6 +10,7 @@ copied with a lake table, which may differ from the present pipeline file.
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import (
@@ -17,12 +18,15 @@ from airflow_provider_pgrepl.errors import (
     ChangelogError,
     ConfigError,
     LakeError,
+    LakeTableError,
     NoChangelogError,
     StateError,
 )
 from airflow_provider_pgrepl.replication.changelog import reader
 from airflow_provider_pgrepl.replication.changelog.layout import POINTS, EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
+from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version
+from airflow_provider_pgrepl.replication.lake.delta.table import app_id, earlier_apps, open_table
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
@@ -202,3 +206,28 @@ def refuse_without_lake(pipeline: Pipeline, what: str, instead: str) -> None:
     """Raise ConfigError if the pipeline has no lake tables, for an operation that needs them."""
     if not pipeline.has_lake_tables:
         raise ConfigError(f"{what}: pipeline {pipeline.name} has no lake tables (lake_tables: none)", instead)
+
+
+def unwritten_tables(pipeline: Pipeline, epoch: EpochRecord | None, records: Records) -> set[TableName]:
+    """Return the tables that an interrupted run left: those that only an earlier epoch has written, and if
+    there are any, those that are being copied. Raises LakeUnavailableError.
+
+    A lake table shows to which epoch it belongs: the first commit of an epoch has that epoch's app ID. One
+    that no epoch has written says nothing of a run: its first copy may have failed at any time.
+    """
+    if epoch is None:
+        return set()
+    app, earlier = app_id(pipeline.name, epoch.epoch), earlier_apps(pipeline.name, epoch.epoch)
+    known = {
+        table: record.state for table, record in records.items() if record.state is not TableState.REMOVED
+    }
+    left = {table for table in known if _is_left(f"{pipeline.lake_root}/{table.path}", app, earlier)}
+    return left and left | {table for table, state in known.items() if state.is_being_copied}
+
+
+def _is_left(uri: str, app: str, earlier: Collection[str]) -> bool:
+    try:
+        table = open_table(uri)
+    except LakeTableError:
+        return False
+    return app_version(table, app) is None and any(app_version(table, one) is not None for one in earlier)

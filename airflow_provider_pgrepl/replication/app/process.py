@@ -300,6 +300,14 @@ def of_snapshot(parser: argparse.ArgumentParser) -> None:
     )
     _add_give_up(parser, "with --new-epoch, or --resync without names: ")
     ways.add_argument(
+        "--adopt",
+        metavar="a.b,c.d",
+        nargs="?",
+        const="",
+        help="compare lake tables that another program has written with the source, replace the rows that"
+        " differ, and make the tables the pipeline's; with names, as with --add",
+    )
+    ways.add_argument(
         "--take-over",
         metavar="SLOT",
         help="begin at the position of another program's slot, so that no change is missed; stop that program"

@@ -8,6 +8,8 @@ The app begins an epoch, or copies single tables, at one source snapshot.
     snapshot --pipeline FILE.json --new-epoch        a new history: new slot, all tables copied again
     snapshot --pipeline FILE.json --resync           the same, but tables are compared, and repaired
     snapshot --pipeline FILE.json --resync a.b,c.d   as --tables, but tables are compared, and repaired
+    snapshot --pipeline FILE.json --adopt            as without it, but keep what another program has written
+    snapshot --pipeline FILE.json --adopt a.b,c.d    as --add, but keep what another program has written
     snapshot --pipeline FILE.json --take-over SLOT   begin at the position of another program's slot
 
 `take_tables`, `resnapshot`, `add_tables`, `begin_new_epoch`, `resync` and `take_over` do the same for callers
@@ -26,13 +28,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from airflow_provider_pgrepl import errors
-from airflow_provider_pgrepl.errors import ConfigError, LakeTableError, SparkError
+from airflow_provider_pgrepl.errors import ConfigError, SparkError
 from airflow_provider_pgrepl.replication.changelog import own_tables
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.changelog.own_tables import check_not_nested
 from airflow_provider_pgrepl.replication.drift.bound_rules import BoundRules
-from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version
-from airflow_provider_pgrepl.replication.lake.delta.table import app_id, earlier_apps, open_table
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.runtime.compiled_loops import begin_compiling
@@ -68,6 +68,7 @@ from .epoch import (
     known_tables,
     refuse_without_lake,
     tables_copied_differently,
+    unwritten_tables,
 )
 from .evidence import check_followed, continues_epoch, gather, is_whole
 from .ownership import (
@@ -380,25 +381,7 @@ def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
     if pipeline.has_lake_tables:
         begin_compiling()
     access = Access.from_environment(pipeline)
-    if arguments.give_up and isinstance(arguments.resync, str):
-        raise ConfigError(
-            "--give-up: a resync of single tables begins no new epoch, and so gives nothing up",
-            "leave it out",
-        )
-    if arguments.tables is not None:
-        outcome = resnapshot(access, _parse_tables("--tables", arguments.tables))
-    elif arguments.add is not None:
-        outcome = add_tables(access, _parse_tables("--add", arguments.add) or None)
-    elif arguments.new_epoch:
-        outcome = begin_new_epoch(access, _names(arguments.give_up))
-    elif arguments.resync is True:
-        outcome = resync(access, _names(arguments.give_up))
-    elif arguments.resync is not None:
-        outcome = resnapshot(access, _parse_tables("--resync", arguments.resync), compares=True)
-    elif arguments.take_over:
-        outcome = take_over(access, arguments.take_over)
-    else:
-        outcome = take_tables(access)
+    outcome = _taken(access, arguments)
     leave_result(_result(access, outcome))
     if not outcome.failed:
         return process.DONE
@@ -409,6 +392,29 @@ def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
         ", ".join(map(str, sorted(outcome.failed))),
     )
     return process.WILL_NOT_HELP
+
+
+def _taken(access: Access, arguments: argparse.Namespace) -> SnapshotResult:
+    if arguments.give_up and isinstance(arguments.resync, str):
+        raise ConfigError(
+            "--give-up: a resync of single tables begins no new epoch, and so gives nothing up",
+            "leave it out",
+        )
+    if arguments.tables is not None:
+        return resnapshot(access, _parse_tables("--tables", arguments.tables))
+    if arguments.add is not None:
+        return add_tables(access, _parse_tables("--add", arguments.add) or None)
+    if arguments.adopt is not None:
+        refuse_without_lake(access.pipeline, "--adopt", "leave it out")
+        named = _parse_tables("--adopt", arguments.adopt)
+        return add_tables(access, named, adopts=True) if named else take_tables(access, adopts=True)
+    if arguments.new_epoch:
+        return begin_new_epoch(access, _names(arguments.give_up))
+    if arguments.resync is True:
+        return resync(access, _names(arguments.give_up))
+    if arguments.resync is not None:
+        return resnapshot(access, _parse_tables("--resync", arguments.resync), compares=True)
+    return take_over(access, arguments.take_over) if arguments.take_over else take_tables(access)
 
 
 def _result(access: Access, outcome: SnapshotResult) -> dict[str, Any]:
@@ -438,13 +444,16 @@ def _parse_tables(option: str, text: str) -> list[TableName]:
         raise ConfigError(f"{option}: {error}") from None
 
 
-def take_tables(access: Access) -> SnapshotResult:
+def take_tables(access: Access, *, adopts: bool = False) -> SnapshotResult:
     """Begin the first epoch, or copy the tables that are not in the lake yet or are errored, into the present
     one.
 
     Raises PgReplError.
+
+    :param adopts: lake tables of other programs are compared with the source, and become the pipeline's
     """
     with opened(access) as run:
+        run.snapshotter.adopts = adopts
         if not run.continues:
             return run.begin()
         selected, requested = run.select(run.requested)
@@ -498,7 +507,7 @@ def resync(access: Access, give_up: Collection[str] = ()) -> SnapshotResult:
         with opened(access) as run:
             run.snapshotter.compares = True
             selected, requested = run.select(run.requested)
-            left = _unwritten(access.pipeline, run.epoch, run.records) & selected_tables(selected)
+            left = unwritten_tables(access.pipeline, run.epoch, run.records) & selected_tables(selected)
             if left:
                 names = ", ".join(map(str, sorted(left)))
                 log.info("continuing the present epoch with the tables that it lacks: %s", names)
@@ -540,7 +549,9 @@ def resnapshot(access: Access, tables: Collection[TableName], *, compares: bool 
         return run.take(wanted, requested, selected)
 
 
-def add_tables(access: Access, tables: Collection[TableName] | None = None) -> SnapshotResult:
+def add_tables(
+    access: Access, tables: Collection[TableName] | None = None, *, adopts: bool = False
+) -> SnapshotResult:
     """Add tables that the pipeline file does not list, or that were removed.
 
     Tables that are in the lake already stay unchanged. Raises ConfigError, or TableError for a table that
@@ -548,10 +559,12 @@ def add_tables(access: Access, tables: Collection[TableName] | None = None) -> S
     table cannot be locked because it is written to all the time.
 
     :param tables: None to add all unrecorded tables that match a pattern now
+    :param adopts: as of `take_tables`
     """
     wanted = frozenset(tables or ())
     with opened(access) as run:
-        run.check_has_begun("--add")
+        run.snapshotter.adopts = adopts
+        run.check_has_begun("--adopt with names" if adopts else "--add")
         selected, requested = run.select(
             replace(run.requested, added=run.requested.added | wanted, removed=run.requested.removed - wanted)
         )
@@ -573,28 +586,3 @@ def _may_continue(access: Access) -> bool:
     ):
         evidence = gather(access.pipeline, state_db, source, lake_may_fail=True)
         return not any(differences(evidence)) and is_whole(evidence, source)
-
-
-def _unwritten(pipeline: Pipeline, epoch: EpochRecord | None, records: Records) -> set[TableName]:
-    """Return the tables that an interrupted run left: those that only an earlier epoch has written, and if
-    there are any, those that are being copied. Raises LakeUnavailableError.
-
-    A lake table shows to which epoch it belongs: the first commit of an epoch has that epoch's app ID. One
-    that no epoch has written says nothing of a run: its first copy may have failed at any time.
-    """
-    if epoch is None:
-        return set()
-    app, earlier = app_id(pipeline.name, epoch.epoch), earlier_apps(pipeline.name, epoch.epoch)
-    known = {
-        table: record.state for table, record in records.items() if record.state is not TableState.REMOVED
-    }
-    left = {table for table in known if _is_left(f"{pipeline.lake_root}/{table.path}", app, earlier)}
-    return left and left | {table for table, state in known.items() if state.is_being_copied}
-
-
-def _is_left(uri: str, app: str, earlier: Collection[str]) -> bool:
-    try:
-        table = open_table(uri)
-    except LakeTableError:
-        return False
-    return app_version(table, app) is None and any(app_version(table, one) is not None for one in earlier)

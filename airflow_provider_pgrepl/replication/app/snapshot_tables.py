@@ -95,7 +95,8 @@ class TableSnapshotter:
     """The connections of one run, and its copying of tables.
 
     `spark` returns the session when it is needed. `compares`: tables are compared with their lake tables, and
-    copied only if that is not possible. `out`: the tables that were removed when the run began.
+    copied only if that is not possible. `adopts`: tables that another program has written are adopted, not
+    rejected. `out`: the tables that were removed when the run began.
     """
 
     access: Access
@@ -103,6 +104,7 @@ class TableSnapshotter:
     state_db: StateDatabase
     spark: Callable[[], SparkSession]
     compares: bool = False
+    adopts: bool = False
     out: frozenset[TableName] = frozenset()
 
     @property
@@ -364,11 +366,11 @@ class TableSnapshotter:
     ) -> CopyResult:
         # Imported here: it needs Spark, which need not be installed without lake tables.
         from airflow_provider_pgrepl.replication.lake.snapshot.snapshot_copy import SnapshotCopy
+        from airflow_provider_pgrepl.replication.lake.verify.adoption import Adoption
         from airflow_provider_pgrepl.replication.lake.verify.resync import Resync
 
-        copy = (Resync if self.compares else SnapshotCopy)(
-            self.spark(), self.access.dsn, self.pipeline, self.state_db, record, keeper, exported
-        )
+        kind = Adoption if self.adopts else Resync if self.compares else SnapshotCopy
+        copy = kind(self.spark(), self.access.dsn, self.pipeline, self.state_db, record, keeper, exported)
         with SlotInUse(self.access.dsn, self.pipeline.slot):
             copied = copy.run()
         if begins_epoch:

@@ -21,7 +21,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import fs
 
-from airflow_provider_pgrepl.errors import ChangelogError, LakeError
+from airflow_provider_pgrepl.errors import ChangelogError, LakeError, LakeTableError
 from airflow_provider_pgrepl.replication.changelog.layout import LAKE_APP, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import lake_id, open_changelog
 from airflow_provider_pgrepl.replication.delta.log import read_checkpoint, whole_checkpoints
@@ -191,20 +191,31 @@ def read_ownership(uri: str, pipeline_name: str) -> Ownership:
 
 
 def check_replaceable(uri: str, pipeline_name: str, is_known: Callable[[], bool] = lambda: True) -> None:
-    """Raise LakeError unless the folder is this pipeline's table or has no owner.
+    """Raise LakeTableError unless the folder is this pipeline's table or has no owner.
 
     `is_known`: called if the table has no marks; returns True if the state or a consistent point records the
-    table as copied. Also raises LakeUnavailableError.
+    table as copied. Also raises LakeUnavailableError, LakeError.
     """
     found = read_ownership(uri, pipeline_name)
     reason = None if found.owner in (Owner.PIPELINE, Owner.NOBODY) else found.reason
     if found.owner is Owner.PIPELINE and not (found.is_marked or is_known()):
         reason = NOT_MARKED
     if reason is not None:
-        raise LakeError(
+        raise LakeTableError(
             f"{uri} is a folder that this pipeline has not written: {reason}. Nothing was changed",
-            "give the pipeline a lake root of its own, or move that folder away",
+            "give the pipeline a lake root of its own, or move that folder away. If it is a Delta table with"
+            " the rows of the source, pgrepl snapshot FILE.json --adopt NAME keeps them",
         )
+
+
+def is_adoptable(uri: str, pipeline_name: str) -> bool:
+    """Return True if the folder is a Delta table that only programs other than this package have written.
+
+    Raises what `read_ownership` does.
+    """
+    if read_ownership(uri, pipeline_name).owner is not Owner.OTHER:
+        return False
+    return not any(app.startswith((PATH_APP, LAKE_APP)) for app in read_apps(uri))
 
 
 def check_former(uri: str, pipeline_name: str, former_lake: str, *, is_copied: bool) -> int:

@@ -14,7 +14,13 @@ from deltalake import CommitProperties, DeltaTable
 from deltalake.exceptions import DeltaError
 
 from airflow_provider_pgrepl import errors
-from airflow_provider_pgrepl.errors import FencedError, LakeChangedError, LakeError, OvertakenError
+from airflow_provider_pgrepl.errors import (
+    FencedError,
+    LakeChangedError,
+    LakeError,
+    LakeTableError,
+    OvertakenError,
+)
 from airflow_provider_pgrepl.replication.delta.table import create_delta, has_delta
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
@@ -49,7 +55,9 @@ log = logging.getLogger(__name__)
 
 RESYNC = "resync"
 """The kind of a commit after which a table has the rows of a snapshot, in its earlier files where it can."""
-SNAPSHOT_KINDS = ("snapshot", RESYNC)
+ADOPTION = "adoption"
+"""The kind of the commit with which a table that another program has written becomes this pipeline's."""
+SNAPSHOT_KINDS = ("snapshot", RESYNC, ADOPTION)
 """The kinds of the commits after which a table has the rows of a snapshot."""
 _NAMED = 5
 _ATTEMPTS = 3
@@ -57,6 +65,11 @@ _ATTEMPTS = 3
 _TABLE_PROPERTIES = {"delta.enableExpiredLogCleanup": "false"}
 _STORE_PROPERTIES = {"delta.checkpointInterval": str(STORE_CHECKPOINT_EVERY)}
 """For deltalake's commits. This package's own commits use the same number."""
+
+
+def table_properties(uri: str) -> dict[str, str]:
+    """Return the properties that every lake table gets, except the declared bounds."""
+    return {**_TABLE_PROPERTIES, **(_STORE_PROPERTIES if is_object_store(uri) else {})}
 
 
 @dataclass(frozen=True)
@@ -71,7 +84,7 @@ class ForeignCommit:
 class Writers:
     """The commits by which other programs changed a table's data, as far back as the log goes.
 
-    `foreign`: those since the last snapshot, which replaced all rows; newest first. `is_complete`: the log
+    `foreign`: those since the last snapshot or adoption; newest first. `is_complete`: the log
     reaches back to that snapshot, or to the first version asked for.
     """
 
@@ -152,8 +165,9 @@ def foreign_commit(version: int, actions: Sequence[dict[str, Any]]) -> ForeignCo
 
 
 def is_snapshot(actions: Sequence[dict[str, Any]]) -> bool:
-    """Return True if these are the actions of a snapshot commit of this package, which replaces all rows."""
-    return _kind(_info(actions)) == "snapshot"
+    """Return True if these are the actions of a commit of this package after which no row is another
+    program's: a snapshot's, which replaces all rows, or an adoption's, which has compared them."""
+    return _kind(_info(actions)) in ("snapshot", ADOPTION)
 
 
 def _info(actions: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -201,7 +215,7 @@ def commit_snapshot(
     the table, or replaces all rows and columns of an existing one. If another program commits at the same
     time, the replacement is tried up to 3 times.
 
-    Raises LakeError for a Delta table that is not this pipeline's. Raises FencedError if the table has a
+    Raises LakeTableError for a Delta table that is not this pipeline's. Raises FencedError if the table has a
     later epoch or a position after `position`, or if another process of this pipeline writes it at the same
     time.
     """
@@ -260,7 +274,7 @@ def create_table(
         create_delta(
             uri,
             schema,
-            {**_TABLE_PROPERTIES, **(_STORE_PROPERTIES if is_object_store(uri) else {}), **bounds},
+            {**table_properties(uri), **bounds},
             properties,
             files=[file.add_action() for file in files],
             partition_by=partition_columns(schema),
@@ -283,12 +297,12 @@ def create_table(
 def check_ours(table: DeltaTable, app: str, older: Sequence[str], position: LSN) -> None:
     """Raise an error unless a snapshot at `position` may replace the table.
 
-    Raises LakeError if no commit of the table has the app ID `app` or one of `older`. Raises FencedError if
-    the table has a later epoch, or a position after `position`.
+    Raises LakeTableError if no commit of the table has the app ID `app` or one of `older`. Raises FencedError
+    if the table has a later epoch, or a position after `position`.
     """
     current = read_position(table, app)
     if current is None and all(app_version(table, old) is None for old in older):
-        raise LakeError(
+        raise LakeTableError(
             f"{table.table_uri} is a Delta table that this pipeline has not written",
             "give the pipeline a lake root of its own, or move that table away",
         )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import IdentityError, LakeTableError
@@ -76,7 +77,11 @@ class NetRows:
         times[wanted] = self.times
         leaving = np.zeros(len(lake), np.bool_)
         candidates = np.flatnonzero(times[there] > 0)
-        age = lake[COMMIT_LSN].to_numpy()[candidates] if COMMIT_LSN in lake.schema.names else candidates
+        if COMMIT_LSN in lake.schema.names:
+            # Null in rows that were there when the table was adopted.
+            age = pc.fill_null(lake[COMMIT_LSN], 0).to_numpy()[candidates]
+        else:
+            age = candidates
         candidates = candidates[np.lexsort((-age, there[candidates]))]
         code = there[candidates]
         starts = np.flatnonzero(np.diff(code, prepend=-1))

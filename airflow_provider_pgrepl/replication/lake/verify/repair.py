@@ -96,8 +96,13 @@ def _pairs(rows: pa.Table) -> np.ndarray[Any, np.dtype[np.uint64]]:
 def check_supported(table: DeltaTable) -> None:
     """Raise LakeTableError if the table requires more of writers than this package supports."""
     if not can_commit(table):
+        protocol = table.protocol()
+        features = (
+            ", ".join(sorted(protocol.writer_features or ())) or f"version {protocol.min_writer_version}"
+        )
         raise LakeTableError(
             f"{table.table_uri}: the table requires features of writers that a repair does not support"
+            f" ({features})"
         )
 
 
@@ -136,6 +141,7 @@ class TableRepair:
         missing: PickedRows | None,
         extra: PickedRows | None,
         marks: Mapping[str, int],
+        kind: str = RESYNC,
     ) -> None:
         """Do the same as a snapshot's commit would, even without rows, as exactly the version after that of
         the handle.
@@ -144,6 +150,7 @@ class TableRepair:
         opened, and otherwise as `commit`.
 
         :param marks: the other app IDs that the commit sets, from `snapshot_marks`
+        :param kind: one of SNAPSHOT_KINDS
         """
         commit = SliceCommit(
             table,
@@ -152,7 +159,7 @@ class TableRepair:
             self.exported_at,
             marks[RELATION_APP],
             self.options.policy.merge,
-            RESYNC,
+            kind,
             marks,
         )
         self._replace(commit, missing, extra)

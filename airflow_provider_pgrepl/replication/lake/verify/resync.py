@@ -26,6 +26,7 @@ from airflow_provider_pgrepl.errors import (
 from airflow_provider_pgrepl.replication.lake.delta.commit import VersionTakenError, written_bytes
 from airflow_provider_pgrepl.replication.lake.delta.live_files import check_files, settle_log
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import (
+    RESYNC,
     check_ours,
     read_writers,
     snapshot_marks,
@@ -58,7 +59,7 @@ _ATTEMPTS = 3
 
 
 @dataclass(frozen=True)
-class _Compared:
+class Compared:
     """A compared lake table, and the rows of either side that the other side lacks.
 
     `table`: the handle at the compared version.
@@ -73,6 +74,9 @@ class _Compared:
 class Resync(SnapshotCopy):
     """Compares the keeper's tables, which are in state `snapshotting`, with their lake tables, and copies
     those for which that is not possible."""
+
+    kind = RESYNC
+    """The kind of the commits after a comparison."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -122,7 +126,7 @@ class Resync(SnapshotCopy):
             return compared.comparison
         raise LakeTableError("other processes have written it again and again")
 
-    def _compare(self, relation: Relation) -> _Compared:
+    def _compare(self, relation: Relation) -> Compared:
         table = self._open(relation)
         options, lake = self._pipeline.options(relation.table), self._lake_at(relation, table)
         with self._keeper.hold(relation) as keeper:
@@ -134,7 +138,7 @@ class Resync(SnapshotCopy):
             comparer = TableComparer(source, lambda: lake, shape, lake.row_count, most_or_none=MOST_ROWS)
             comparison = comparer.compare()
             if comparison.status == "equal":
-                return _Compared(table, comparison)
+                return Compared(table, comparison)
             if comparison.listed is None:
                 raise LakeTableError(
                     f"{comparison.differing_ranges:,} of {comparison.ranges:,} ranges of its rows differ"
@@ -143,7 +147,7 @@ class Resync(SnapshotCopy):
             if differing > max(FEW_ROWS, rows // _OF_ROWS):
                 raise LakeTableError(f"{differing:,} rows differ from the {rows:,} rows of the source")
             missing = pick(source, shape, comparison.listed.missing)
-            return _Compared(table, comparison, missing, pick(lake, shape, comparison.listed.extra))
+            return Compared(table, comparison, missing, pick(lake, shape, comparison.listed.extra))
 
     def _open(self, relation: Relation) -> DeltaTable:
         """Open the lake table.
@@ -167,7 +171,7 @@ class Resync(SnapshotCopy):
         schema = pa.schema(table.schema().to_arrow())
         return LakeSide(self._spark, TablePlan(relation.table, version, self._position, relation, schema))
 
-    def _commit_compared(self, relation: Relation, compared: _Compared) -> None:
+    def _commit_compared(self, relation: Relation, compared: Compared) -> None:
         """Commit the table with the rows of the snapshot. If rows were replaced, read all of it again, and
         raise LakeTableError unless it equals the source now."""
         uri, options = self._uri(relation.table), self._pipeline.options(relation.table)
@@ -177,7 +181,7 @@ class Resync(SnapshotCopy):
         marks = snapshot_marks(uri, name, self._record.epoch, exported_at, self._add_to_index(relation))
         repair = TableRepair(relation, options, self._app, self._position, exported_at)
         self._check_timeline()
-        repair.commit_as_copy(compared.table, compared.missing, compared.extra, marks)
+        repair.commit_as_copy(compared.table, compared.missing, compared.extra, marks, self.kind)
         if compared.comparison.listed is not None:
             self._check_equal(relation, compared.table, compared.comparison.listed)
         self._conclude(relation.table, compared.table)
@@ -187,7 +191,7 @@ class Resync(SnapshotCopy):
         if differing := len(listed.at_source.differing(found)):
             raise LakeTableError(f"{differing} ranges of rows still differ after the repair")
 
-    def _log(self, table: TableName, compared: _Compared, seconds: float) -> None:
+    def _log(self, table: TableName, compared: Compared, seconds: float) -> None:
         found, differences = compared.comparison, compared.comparison.differences
         if found.status == "equal":
             log.info(
