@@ -10,12 +10,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+from airflow_provider_pgrepl.replication.runtime.spark_submit import small_jvm, spark_submit
 from benchmarks import pipelines
 from benchmarks.figure import Figure
 from benchmarks.snapshot import CREATE, FILL, TABLE
 from benchmarks.source import Source, running_source
 from benchmarks.store import local_folder
 
+_HERE = Path(__file__).parent
 _ROWS = 20_000_000
 _SHARES = (0.1, 0.5, 0.9)
 _WHOLE = 2.0
@@ -25,7 +27,7 @@ _LIMIT = 1.2
 
 
 def run(folder: Path, scale: float) -> Figure:
-    """Measure both in turns. Starts of the app, and of Spark, are not counted."""
+    """Measure both in turns. Starts of the app, and of Spark with its Python workers, are not counted."""
     rows = int(_ROWS * scale)
     ours, wholes = [], []
     with running_source() as source:
@@ -54,13 +56,14 @@ def run(folder: Path, scale: float) -> Figure:
 def _copy(source: Source, dsn: str, folder: Path, name: str, shares: tuple[float, ...]) -> list[float]:
     """Copy the table into a lake named `name`, and return the seconds of each run; delete the lake."""
     pipeline = pipelines.make_pipeline(folder, name, TABLE, snapshot_range_bytes=_RANGE_BYTES)
-    file = folder / f"{name}.json"
+    file, seconds, app = folder / f"{name}.json", folder / f"{name}.seconds", _HERE / "interrupted_app.py"
     file.write_text(pipeline.to_json())
+    python = dict.fromkeys(("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"), sys.executable)
     found = []
     for share in (*shares, _WHOLE):
         process = subprocess.run(
-            [sys.executable, "-m", "benchmarks.interrupted_app", str(share), "--pipeline", str(file)],
-            env={**os.environ, "PGREPL_DSN": dsn},
+            [spark_submit(), str(app), str(share), str(seconds), "--pipeline", str(file)],
+            env={**os.environ, "PGREPL_DSN": dsn, **python, **small_jvm(os.environ)},
             capture_output=True,
             text=True,
             check=False,
@@ -68,7 +71,8 @@ def _copy(source: Source, dsn: str, folder: Path, name: str, shares: tuple[float
         )
         if process.returncode != (0 if share == _WHOLE else -signal.SIGKILL):
             raise RuntimeError(f"the app ended with {process.returncode}:\n{process.stderr[-3000:]}")
-        found.append(float(process.stdout.split()[-1]))
+        found.append(float(seconds.read_text()))
+        seconds.unlink()
     source.execute("select pg_drop_replication_slot(%s)", pipeline.slot)
     shutil.rmtree(local_folder(pipeline.lake_root))
     return found

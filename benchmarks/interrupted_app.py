@@ -1,8 +1,8 @@
 """Runs the snapshot app, and kills it (SIGKILL, all of its processes) at a share of its table's bytes.
 
-python -m benchmarks.interrupted_app SHARE --pipeline FILE.json
+spark-submit interrupted_app.py SHARE SECONDS --pipeline FILE.json
 
-Its last line of output is the number of seconds that it has copied. With a share above 1 it ends by itself.
+Writes the number of seconds that it has copied into the file SECONDS. With a share above 1 it ends by itself.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from airflow_provider_pgrepl.replication.app import snapshot
@@ -19,7 +20,7 @@ from airflow_provider_pgrepl.replication.lake.snapshot.snapshot_copy import Snap
 
 def main() -> int:
     """Run the app, and return its exit code."""
-    share, arguments = float(sys.argv[1]), sys.argv[2:]
+    share, seconds, arguments = float(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
     began = list[float]()
     copy, finish = SnapshotCopy._copy, TableCopy.finish
 
@@ -31,18 +32,18 @@ def main() -> int:
         finish(one, *what)
         progress = one.progress()
         if progress.bytes >= share * progress.total_bytes:
-            _say_seconds(began[-1])
+            _write_since(began[-1], seconds)
             os.killpg(0, signal.SIGKILL)
 
     SnapshotCopy._copy = copy_from_now  # type: ignore[method-assign, assignment]
     TableCopy.finish = finish_or_die  # type: ignore[method-assign, assignment]
     code = snapshot.main(arguments)
-    _say_seconds(began[-1])
+    _write_since(began[-1], seconds)
     return code
 
 
-def _say_seconds(began: float) -> None:
-    print(f"\n{time.perf_counter() - began:.3f}", flush=True)
+def _write_since(began: float, seconds: Path) -> None:
+    seconds.write_text(f"{time.perf_counter() - began:.3f}")
 
 
 if __name__ == "__main__":
