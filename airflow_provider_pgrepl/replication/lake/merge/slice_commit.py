@@ -152,8 +152,8 @@ class SliceCommit:
 
     def write(self, rows: pa.Table, mode: Literal["append", "overwrite"]) -> None:
         ordered = rows.select([field.name for field in self.table.schema().fields])
-        if is_partitioned(self.table):
-            self._write_partitions(ordered, mode)
+        if is_partitioned(self.table) or self.is_ours:
+            self._write_files(ordered, mode)
             return
         writer = self._writer(dict(zip(ordered.column_names, ordered.columns, strict=True)))
         properties = self._properties
@@ -166,10 +166,12 @@ class SliceCommit:
 
         fenced(self.table, self.app, self.position, commit)
 
-    def _write_partitions(self, rows: pa.Table, mode: Literal["append", "overwrite"]) -> None:
-        """Write rows of a partitioned table to files of this package, and commit them.
+    def _write_files(self, rows: pa.Table, mode: Literal["append", "overwrite"]) -> None:
+        """Write rows to files of this package, and commit them.
 
-        deltalake would write a folder for each partition, in which some readers do not find the files.
+        Their names show that they are this package's, when the log no longer reaches back to their commit.
+        Of a partitioned table, deltalake would write a folder for each partition, in which some readers do
+        not find the files.
         """
         schema = pa.schema(self.table.schema().to_arrow())
         with files_beside(self.table.table_uri, schema) as files:
