@@ -16,6 +16,7 @@ from airflow_provider_pgrepl.replication.app.operations.teardown import teardown
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
 from airflow_provider_pgrepl.replication.lake.delta.live_files import live_files
 from airflow_provider_pgrepl.replication.lake.delta.table import open_table
+from airflow_provider_pgrepl.replication.lake.snapshot.snapshot_copy import SnapshotCopy
 from airflow_provider_pgrepl.replication.lake.verify import resync
 from airflow_provider_pgrepl.replication.lake.verify.adoption import Adoption
 from airflow_provider_pgrepl.replication.lake.verify.repair import TableRepair
@@ -165,6 +166,7 @@ def test_table_that_differs_too_much_is_not_adopted_and_stays_as_it_is(
     assert "it has a history" in reasons["past"]
     assert '"_pgrepl_partition"' in reasons["split"]
     assert "a folder that this pipeline has not written" in reasons["others"]
+    assert "--adopt" not in states["public.others"].hint
     assert {name: sorted(paths[name].rglob("*")) for name in names} == before
     assert all("not adopted" in reasons[name] for name in names if name != "others")
     pipeline.assert_equal("public.fine")
@@ -217,7 +219,12 @@ def test_interrupted_adoption_is_run_again(
 
     monkeypatch.setattr(Adoption, "_add_own_columns", raced_first)
     monkeypatch.setattr(TableRepair, "commit_as_copy", raced_then)
-    assert pipeline.run("snapshot", "--adopt") == 0, pipeline.log_tail()
+    with monkeypatch.context() as patched:
+        patched.setattr(SnapshotCopy, "_conclude", killed)
+        assert pipeline.run("snapshot", "--adopt") == 75
     assert len(turns) == 2
+    kept = _files(pipeline, "public.t")
+    assert pipeline.run("snapshot", "--adopt") == 0, pipeline.log_tail()
+    assert _files(pipeline, "public.t") == kept
     pipeline.catch_up()
     pipeline.assert_equal("public.t")

@@ -11,10 +11,16 @@ from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import LakeError
 from airflow_provider_pgrepl.replication.lake.delta.commit import commit_files, commit_properties
+from airflow_provider_pgrepl.replication.lake.delta.ownership import ADOPTED_APP
 from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import ParquetFiles
-from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
+from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import (
+    ADOPTION,
+    commit_snapshot,
+    snapshot_marks,
+)
 from airflow_provider_pgrepl.replication.lake.delta.table import open_table
 from airflow_provider_pgrepl.replication.lake.drop import check_droppable, drop_lake_tables, foreign_files
+from airflow_provider_pgrepl.replication.lake.merge.slice_commit import SliceCommit
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.storage import delete_files
@@ -61,6 +67,25 @@ def ours_with_a_cleaned_log(table: Path) -> None:
     clean_log(table)
 
 
+def inserts_behind_a_cleaned_log(table: Path) -> None:
+    """Write a table whose changes since its snapshot were inserts only, and clean its log."""
+    as_replicated(table)
+    opened = open_table(str(table))
+    position = LSN(opened.version() + 2)
+    SliceCommit(opened, "shop:1", position, None, 0).write(ROWS, "append")
+    clean_log(table)
+
+
+def adopted_with_a_cleaned_log(table: Path) -> None:
+    """Write a table by another program, adopt it, and clean its log."""
+    foreign(table)
+    opened = open_table(str(table))
+    marks = {**snapshot_marks(str(table), "shop", Epoch(1)), ADOPTED_APP: 1}
+    properties = commit_properties("shop:1", LSN(7), ADOPTION, None, marks)
+    commit_files(opened, "shop:1", LSN(7), (), properties)
+    clean_log(table)
+
+
 def clean_log(table: Path) -> None:
     """Delete the commits that a checkpoint of the newest version covers."""
     DeltaTable(table).create_checkpoint()
@@ -91,13 +116,34 @@ def test_folder_that_is_not_shown_to_be_ours_is_named_and_not_dropped(
         check_droppable(str(tmp_path), [T], "shop")
 
 
-@pytest.mark.parametrize("make", [lambda _: None, unfinished_copy, ours, ours_with_a_cleaned_log])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda _: None,
+        unfinished_copy,
+        ours,
+        ours_with_a_cleaned_log,
+        inserts_behind_a_cleaned_log,
+        adopted_with_a_cleaned_log,
+    ],
+)
 def test_table_of_the_pipeline_goes_whole(tmp_path: Path, make: Make) -> None:
     make(tmp_path / "public" / "t")
     check_droppable(str(tmp_path), [T], "shop")
     assert foreign_files(str(tmp_path), [T]) == []
     drop_lake_tables(str(tmp_path), [T])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_adopted_table_that_was_copied_again_has_no_files_of_others(tmp_path: Path) -> None:
+    table = tmp_path / "public" / "t"
+    adopted_with_a_cleaned_log(table)
+    commit_snapshot(str(table), ROWS.schema, [], LSN(8), "shop", Epoch(1))
+    foreign(table, 2)
+    DeltaTable(table).optimize.compact()
+    clean_log(table)
+    with pytest.raises(LakeError, match="another program may have written"):
+        check_droppable(str(tmp_path), [T], "shop")
 
 
 def test_files_links_and_tables_of_others_in_its_folder_stay(tmp_path: Path) -> None:

@@ -17,8 +17,9 @@ from airflow_provider_pgrepl.errors import LakeError
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri, system_folder
 from airflow_provider_pgrepl.replication.delta.log import checkpoint_version, read_checkpoint
 from airflow_provider_pgrepl.replication.delta.table import open_delta
-from airflow_provider_pgrepl.replication.lake.delta.live_files import live_files
+from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version, live_files
 from airflow_provider_pgrepl.replication.lake.delta.ownership import (
+    ADOPTED_APP,
     NOT_MARKED,
     Owner,
     is_link,
@@ -92,8 +93,9 @@ def _reason_to_keep(uri: str, pipeline: str, *, is_known: bool) -> str | None:
         return None
     # Maintenance keeps log entries of commits by other programs. Its earlier versions, and other programs,
     # did not, so look for files that only another program can have written.
+    # Files of others that were adopted are the pipeline's.
     others = sorted(path for path in live_files(table) if not is_written_name(path))
-    if not others:
+    if not others or app_version(table, ADOPTED_APP):
         return None
     return (
         f"its log does not reach back to the last snapshot, and another program may have written {others[0]}"

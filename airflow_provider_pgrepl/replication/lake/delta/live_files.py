@@ -65,12 +65,11 @@ def settle_log(uri: str, pipeline_name: str, confirmed_version: int | None = Non
     `find_torn`. Raises LakeTableError if the commit is in an object store, and for a table that this pipeline
     has not written: nothing in it is renamed then.
     """
-    torn, commits = find_torn(uri, confirmed_version=confirmed_version), dict(_commits_to_read(uri))
-    first = min((version for version, size in commits.items() if not size), default=None)
+    torn, first = find_torn(uri, confirmed_version=confirmed_version), first_empty_commit(uri)
     if first is not None and local_path(uri) is None:
         raise LakeTableError(f"{uri}: the file of its commit {first} is empty")
     if first is not None:
-        rest = {version for version in commits if version >= first}
+        rest = {version for version, _ in _commits_to_read(uri) if version >= first}
         torn = replace(torn, commits=tuple(sorted(rest | set(torn.commits))))
     if not torn:
         return
@@ -82,6 +81,14 @@ def settle_log(uri: str, pipeline_name: str, confirmed_version: int | None = Non
             "move that folder away, or give the pipeline a lake root of its own",
         )
     torn.set_aside()
+
+
+def first_empty_commit(uri: str) -> int | None:
+    """Return the first version, after the last checkpoint, whose commit file is empty, or None.
+
+    A crash of the host leaves such files. deltalake reads them as commits without changes.
+    """
+    return min((version for version, size in _commits_to_read(uri) if not size), default=None)
 
 
 def _commits_to_read(uri: str) -> Iterator[tuple[int, int]]:

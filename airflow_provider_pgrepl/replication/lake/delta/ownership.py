@@ -39,6 +39,8 @@ from airflow_provider_pgrepl.replication.storage.errors import find_store_fault
 
 PATH_APP = "pgrepl-path:"
 """Prefix of the Delta app ID that ends with the table's path below the lake root."""
+ADOPTED_APP = "pgrepl-adopted"
+"""Delta app ID: 1 if live files of other programs have become the pipeline's, 0 after a later snapshot."""
 _UUID = "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _WRITTEN = re.compile(
     rf"(?:{PARTITION}=[^/]*/)?(?:part-{_UUID}(?:\.zstd)?\.parquet|deletion_vector_{_UUID}\.bin)"
@@ -201,10 +203,14 @@ def check_replaceable(uri: str, pipeline_name: str, is_known: Callable[[], bool]
     if found.owner is Owner.PIPELINE and not (found.is_marked or is_known()):
         reason = NOT_MARKED
     if reason is not None:
+        adopt = (
+            ". If it is a Delta table with the rows of the source, pgrepl snapshot FILE.json --adopt NAME"
+            " keeps them"
+        )
         raise LakeTableError(
             f"{uri} is a folder that this pipeline has not written: {reason}. Nothing was changed",
-            "give the pipeline a lake root of its own, or move that folder away. If it is a Delta table with"
-            " the rows of the source, pgrepl snapshot FILE.json --adopt NAME keeps them",
+            "give the pipeline a lake root of its own, or move that folder away"
+            + (adopt if is_adoptable(uri, pipeline_name) else ""),
         )
 
 

@@ -36,7 +36,7 @@ from airflow_provider_pgrepl.replication.storage import (
 
 from .commit import STORE_CHECKPOINT_EVERY, bounded, commit_properties, replace_files
 from .live_files import COMMIT_METADATA, app_version, settle_log
-from .ownership import check_replaceable, table_marks
+from .ownership import ADOPTED_APP, check_replaceable, table_marks
 from .parquet_writer import WrittenFile, partition_columns
 from .statistics import declaration
 from .table import (
@@ -231,6 +231,9 @@ def commit_snapshot(
     for left in reversed(range(_ATTEMPTS)):
         table = open_table(uri)
         check_ours(table, app, older, position)
+        if app_version(table, ADOPTED_APP):
+            # No file of another program is left.
+            properties = commit_properties(app, position, "snapshot", exported_at, {**others, ADOPTED_APP: 0})
         warn_of_foreign_rows(table)
         try:
             replace_files(table, app, position, files, schema, properties)

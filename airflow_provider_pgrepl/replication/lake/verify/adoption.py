@@ -8,13 +8,14 @@ pipeline's. Nothing is changed before the comparison shows that few rows differ.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Field, Schema
 
 from airflow_provider_pgrepl.errors import LakeError, LakeTableError, LakeUnavailableError
 from airflow_provider_pgrepl.replication.delta.log import commit_token, metadata_action
+from airflow_provider_pgrepl.replication.delta.table import has_delta
 from airflow_provider_pgrepl.replication.lake.delta.commit import (
     VersionTakenError,
     commit_actions,
@@ -22,8 +23,8 @@ from airflow_provider_pgrepl.replication.lake.delta.commit import (
     find_obstacle,
     try_commit,
 )
-from airflow_provider_pgrepl.replication.lake.delta.live_files import check_files
-from airflow_provider_pgrepl.replication.lake.delta.ownership import is_adoptable
+from airflow_provider_pgrepl.replication.lake.delta.live_files import check_files, first_empty_commit
+from airflow_provider_pgrepl.replication.lake.delta.ownership import ADOPTED_APP, is_adoptable
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import ADOPTION, table_properties
 from airflow_provider_pgrepl.replication.lake.delta.statistics import columns_found_bounded, declaration
 from airflow_provider_pgrepl.replication.lake.delta.table import open_table
@@ -39,17 +40,19 @@ from .resync import Compared, Resync
 class Adoption(Resync):
     """Adopts those of the keeper's tables that another program has written, and copies the others."""
 
-    kind = ADOPTION
-
     def _copy(self, relation: Relation, report: CopyReport) -> int:
-        table, started = relation.table, time.monotonic()
-        if not is_adoptable(self._uri(table), self._pipeline.name):
-            return SnapshotCopy._copy(self, relation, report)
+        table, uri, started = relation.table, self._uri(relation.table), time.monotonic()
+        if not self._adopts(uri):
+            # A run may have adopted it, and ended before the state had a record of that.
+            way = Resync._copy if has_delta(uri) else SnapshotCopy._copy
+            return way(self, relation, report)
         try:
             comparison = self._take(relation, started)
         except LakeUnavailableError:
             raise
         except LakeError as error:
+            if not self._adopts(uri):  # The error came after the commit.
+                raise
             reason = error.message.removeprefix(f"{table}: ")
             raise LakeTableError(
                 f"{table}: the lake table that another program has written is not adopted: {reason}",
@@ -62,8 +65,13 @@ class Adoption(Resync):
     def _open(self, relation: Relation) -> DeltaTable:
         """Open the lake table. Raises LakeError unless it has the columns and partitions of a copy, and no
         setting that rejects commits of this package."""
-        table = open_table(self._uri(relation.table))
+        uri = self._uri(relation.table)
+        if not self._adopts(uri):
+            return super()._open(relation)
+        table = open_table(uri)
         check_files(table)
+        if (empty := first_empty_commit(uri)) is not None:
+            raise LakeTableError(f"the file of its commit {empty} is empty")
         held = {field.name for field in table.schema().fields}
         check_columns(
             table, pa.schema(field for field in self._wanted(relation) if _may_be(field, held)), relation
@@ -74,8 +82,15 @@ class Adoption(Resync):
         return table
 
     def _commit_compared(self, relation: Relation, compared: Compared) -> None:
-        self._add_own_columns(relation, compared.table)
+        if self._adopts(compared.table.table_uri):
+            self._add_own_columns(relation, compared.table)
         super()._commit_compared(relation, compared)
+
+    def _kind(self, uri: str) -> tuple[str, Mapping[str, int]]:
+        return (ADOPTION, {ADOPTED_APP: 1}) if self._adopts(uri) else super()._kind(uri)
+
+    def _adopts(self, uri: str) -> bool:
+        return is_adoptable(uri, self._pipeline.name)
 
     def _add_own_columns(self, relation: Relation, table: DeltaTable) -> None:
         """Add the columns that a copy would have, and the properties of a lake table, as exactly the next

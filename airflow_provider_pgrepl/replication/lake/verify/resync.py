@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,9 +75,6 @@ class Compared:
 class Resync(SnapshotCopy):
     """Compares the keeper's tables, which are in state `snapshotting`, with their lake tables, and copies
     those for which that is not possible."""
-
-    kind = RESYNC
-    """The kind of the commits after a comparison."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -179,12 +177,18 @@ class Resync(SnapshotCopy):
             warn_of_rows_of_lake(uri, relation.table, rows_of_lake(self._pipeline, relation.table))
         name, exported_at = self._pipeline.name, self._exported.exported_at
         marks = snapshot_marks(uri, name, self._record.epoch, exported_at, self._add_to_index(relation))
+        kind, more_marks = self._kind(uri)
         repair = TableRepair(relation, options, self._app, self._position, exported_at)
         self._check_timeline()
-        repair.commit_as_copy(compared.table, compared.missing, compared.extra, marks, self.kind)
+        repair.commit_as_copy(compared.table, compared.missing, compared.extra, {**marks, **more_marks}, kind)
         if compared.comparison.listed is not None:
             self._check_equal(relation, compared.table, compared.comparison.listed)
         self._conclude(relation.table, compared.table)
+
+    def _kind(self, uri: str) -> tuple[str, Mapping[str, int]]:  # noqa: ARG002 - for subclasses
+        """Return the kind of the commit after a comparison, and the app IDs that it sets in addition to those
+        of a snapshot."""
+        return RESYNC, {}
 
     def _check_equal(self, relation: Relation, table: DeltaTable, listed: Listed) -> None:
         found = self._lake_at(relation, table).collect(listed.whole)
