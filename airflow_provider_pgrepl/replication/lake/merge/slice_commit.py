@@ -152,7 +152,9 @@ class SliceCommit:
 
     def write(self, rows: pa.Table, mode: Literal["append", "overwrite"]) -> None:
         ordered = rows.select([field.name for field in self.table.schema().fields])
-        if is_partitioned(self.table) or self.is_ours:
+        # Larger columns may not fit into the types of own files.
+        is_small = rows.nbytes < 2**31
+        if is_partitioned(self.table) or (self.is_ours and is_small):
             self._write_files(ordered, mode)
             return
         writer = self._writer(dict(zip(ordered.column_names, ordered.columns, strict=True)))
