@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from airflow_provider_pgrepl.replication.app import snapshot
-from airflow_provider_pgrepl.replication.lake.snapshot.snapshot_copy import SnapshotCopy, TableCopy
+from airflow_provider_pgrepl.replication.lake.snapshot.copy_report import TableCopy
+from airflow_provider_pgrepl.replication.lake.snapshot.snapshot_copy import SnapshotCopy
 
 
 def main() -> int:

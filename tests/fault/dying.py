@@ -16,7 +16,7 @@ from airflow_provider_pgrepl.replication.app import copy_states, replicate, snap
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
 from airflow_provider_pgrepl.replication.lake import consistent_points
 from airflow_provider_pgrepl.replication.lake.apply import merge_scheduler, merge_task
-from airflow_provider_pgrepl.replication.lake.snapshot import snapshot_copy
+from airflow_provider_pgrepl.replication.lake.snapshot import copy_report, snapshot_copy
 from airflow_provider_pgrepl.replication.source import publication
 from airflow_provider_pgrepl.replication.source.stream import ReplicationStream
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
@@ -112,9 +112,9 @@ def killed_while_receiving() -> None:
 
 def killed_amid_ranges() -> None:
     """Die when half of a table of many ranges is copied, and some of it recorded."""
-    real = snapshot_copy.TableCopy.finish
+    real = copy_report.TableCopy.finish
 
-    def finish(copy: snapshot_copy.TableCopy, *what: Any) -> None:
+    def finish(copy: copy_report.TableCopy, *what: Any) -> None:
         real(copy, *what)
         done = copy.progress()
         if len(copy._ranges) > _MANY_RANGES and done.bytes > done.total_bytes / 2:
@@ -122,7 +122,7 @@ def killed_amid_ranges() -> None:
             copy._kept.record()
             die()
 
-    snapshot_copy.TableCopy.finish = finish  # type: ignore[method-assign]
+    copy_report.TableCopy.finish = finish  # type: ignore[method-assign]
 
 
 _MANY_RANGES = 50

@@ -12,7 +12,7 @@ import pytest
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.operations.teardown import teardown
 from airflow_provider_pgrepl.replication.lake.delta.table import open_table
-from airflow_provider_pgrepl.replication.lake.snapshot.snapshot_copy import TableCopy
+from airflow_provider_pgrepl.replication.lake.snapshot.copy_report import TableCopy
 from tests.support.in_process import InProcess
 from tests.support.replicated import execute
 

@@ -18,7 +18,7 @@ from airflow_provider_pgrepl.replication.app import snapshot_tables
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.tables import new_tables
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
-from airflow_provider_pgrepl.replication.lake.snapshot import range_copy, snapshot_copy
+from airflow_provider_pgrepl.replication.lake.snapshot import copy_report, range_copy, snapshot_copy
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.source.publication import read_publication
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
@@ -400,14 +400,14 @@ def test_ranges_that_are_finished_are_kept_when_others_fail(replicated, monkeypa
                     " and pg_terminate_backend(pid)"
                 )
 
-    finish = snapshot_copy.TableCopy.finish
-    counted = list[snapshot_copy.TableCopy]()
+    finish = copy_report.TableCopy.finish
+    counted = list[copy_report.TableCopy]()
 
     def counting(copy, number, files):
         finish(copy, number, files)
         counted.append(copy)
 
-    monkeypatch.setattr(snapshot_copy.TableCopy, "finish", counting)
+    monkeypatch.setattr(copy_report.TableCopy, "finish", counting)
     stop = threading.Event()
     thread = threading.Thread(target=end_copies, args=(stop,))
     thread.start()

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from airflow_provider_pgrepl.replication.lake.snapshot.snapshot_copy import TableCopy
+from airflow_provider_pgrepl.replication.lake.snapshot.copy_report import TableCopy
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.runtime.quantities import show_number
 from airflow_provider_pgrepl.replication.runtime.terminal import COLUMNS_VARIABLE, Terminal, log_handler

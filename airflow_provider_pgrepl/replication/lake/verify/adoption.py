@@ -29,7 +29,8 @@ from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import ADOPT
 from airflow_provider_pgrepl.replication.lake.delta.statistics import columns_found_bounded, declaration
 from airflow_provider_pgrepl.replication.lake.delta.table import open_table
 from airflow_provider_pgrepl.replication.lake.merge.merge import check_columns
-from airflow_provider_pgrepl.replication.lake.snapshot.snapshot_copy import CopyReport, SnapshotCopy
+from airflow_provider_pgrepl.replication.lake.snapshot.copy_report import CopyReport
+from airflow_provider_pgrepl.replication.lake.snapshot.snapshot_copy import SnapshotCopy
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.values import COMMIT_LSN, COMMIT_TS, lake_schema
 

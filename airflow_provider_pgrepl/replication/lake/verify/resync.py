@@ -35,8 +35,8 @@ from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import (
 )
 from airflow_provider_pgrepl.replication.lake.delta.table import earlier_apps, open_table
 from airflow_provider_pgrepl.replication.lake.merge.merge import check_columns
+from airflow_provider_pgrepl.replication.lake.snapshot.copy_report import CopyReport
 from airflow_provider_pgrepl.replication.lake.snapshot.snapshot_copy import (
-    CopyReport,
     SnapshotCopy,
     rows_of_lake,
 )
