@@ -18,10 +18,12 @@ from airflow_provider_pgrepl.replication.lake.delta.live_files import COMMIT_MET
 from airflow_provider_pgrepl.replication.lake.delta.table import RELATION_APP, app_id, open_table
 from airflow_provider_pgrepl.replication.lake.files.row_search import FileRows
 from airflow_provider_pgrepl.replication.lake.merge.slice_commit import SliceCommit
+from airflow_provider_pgrepl.replication.lake.snapshot.copy_report import TableCopy
 from airflow_provider_pgrepl.replication.lake.snapshot.snapshot_copy import SnapshotCopy
 from airflow_provider_pgrepl.replication.lake.verify import resync
 from airflow_provider_pgrepl.replication.lake.verify.repair import TableRepair
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.state.reports import CopyProgress
 from tests.support.in_process import EndedAtOnce, InProcess
 from tests.support.received import EAGER
 from tests.support.replicated import execute, repeating, wait_until
@@ -112,8 +114,20 @@ def test_lost_slot_costs_only_the_rows_that_changed_and_streaming_goes_on(
     pipeline.assert_equal(*tables)
 
 
+def _reported(monkeypatch: pytest.MonkeyPatch) -> dict[TableCopy, CopyProgress]:
+    """Return the progress of each comparison from now on."""
+    found, count = dict[TableCopy, CopyProgress](), TableCopy.count
+
+    def counted(copy: TableCopy, *range_and_rows: int) -> None:
+        count(copy, *range_and_rows)
+        found[copy] = copy.progress()
+
+    monkeypatch.setattr(TableCopy, "count", counted)
+    return found
+
+
 def test_single_tables_are_compared_in_their_epoch_while_all_are_written(
-    spark: SparkSession, dsn: str, tmp_path: Path
+    spark: SparkSession, dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One was replaced at the source by a table that took its name, one lacks changes, one is not errored."""
     names = ("swapped", "gap", "sound", "other")
@@ -152,7 +166,11 @@ def test_single_tables_are_compared_in_their_epoch_while_all_are_written(
         errored = ("public.gap", "public.swapped")
         wait_until(lambda: all(pipeline.states()[table].state == "errored" for table in errored))
         before = {table: _ids(pipeline, table) for table in tables}
+        reported = _reported(monkeypatch)
         assert pipeline.run("snapshot", "--resync", ",".join(tables[:3])) == 0, pipeline.log_tail()
+        assert {progress.bytes / progress.total_bytes for progress in reported.values()} == {1.0}
+        assert min(progress.rows for progress in reported.values()) >= _ROWS - 1
+        assert len(reported) >= 3
         pipeline.wait_for_points(2, *tables)
         after = {table: _ids(pipeline, table) for table in tables}
     assert read_epoch(pipeline.changelog).epoch == 1

@@ -28,6 +28,7 @@ from airflow_provider_pgrepl.replication.changelog.reader import (
 )
 from airflow_provider_pgrepl.replication.drift.matching import without_excluded_defaults
 from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoints
+from airflow_provider_pgrepl.replication.lake.snapshot.copy_report import CopyReport
 from airflow_provider_pgrepl.replication.lake.snapshot.table_queue import is_of_one_table
 from airflow_provider_pgrepl.replication.lake.time_travel.moment import find_moment
 from airflow_provider_pgrepl.replication.lake.time_travel.plan import Planner, TablePlan
@@ -39,6 +40,7 @@ from airflow_provider_pgrepl.replication.lake.verify.comparison import (
     SourceSide,
     TableComparer,
     TableComparison,
+    counting,
     sample_of,
     shape_of,
     uncompared_parts,
@@ -292,11 +294,11 @@ class Verification:
         with exported:
             keeper = snapshot_holder.keep_for(self.pipeline, self.access.dsn, exported, relations)
         gave_way = []
-        with keeper:
+        with keeper, CopyReport(None, self.pipeline.name, len(relations)) as progress:
             sessions = keeper.sessions(1).ranges
             for relation in keeper.relations:
                 try:
-                    report.add(self._compare(keeper, relation, exported, sessions))
+                    report.add(self._compare(keeper, relation, exported, sessions, progress))
                 except TableSnapshotError as error:
                     log.warning("%s is compared again: %s", relation.table, error.message)
                     gave_way.append(relation)
@@ -309,10 +311,11 @@ class Verification:
         relation: Relation,
         exported: ExportedSnapshot,
         sessions: int,
+        progress: CopyReport,
     ) -> TableReport:
         started = time.monotonic()
         try:
-            found = self._compare_table(keeper, relation, exported, sessions)
+            found = self._compare_table(keeper, relation, exported, sessions, progress)
         except (LakeUnavailableError, TableSnapshotError):
             raise
         except PgReplError as error:
@@ -340,6 +343,7 @@ class Verification:
         relation: Relation,
         exported: ExportedSnapshot,
         sessions: int,
+        progress: CopyReport,
     ) -> TableReport:
         options = self._options(relation.table)
         # The shape of the lake table as it is now: its left out and dropped columns are not in the catalog.
@@ -356,16 +360,16 @@ class Verification:
             sample = None if self.percent is None else sample_of(self.percent, rows)
             size = self.pipeline.snapshot_range_bytes
             ranges = holder.plan(copied, size, sample, selects=self.by_text)
-            comparer = TableComparer(
-                SourceSide(
-                    spark, self.access.dsn, holder, relation, options, ranges, sessions, self._reading
-                ),
-                partial(self._lake_at, relation, position),
-                self._shape_of(relation, options),
-                rows,
-                self.shows_keys,
-            )
-            compared = comparer.compare() if sample is None else comparer.compare_sample()
+            read = (spark, self.access.dsn, holder, relation, options, ranges, sessions, self._reading)
+            with progress.copying(relation.table, ranges) as copy:
+                comparer = TableComparer(
+                    SourceSide(*read, finished=counting(copy)),
+                    partial(self._lake_at, relation, position),
+                    self._shape_of(relation, options),
+                    rows,
+                    self.shows_keys,
+                )
+                compared = comparer.compare() if sample is None else comparer.compare_sample()
             parts = uncompared_parts(relation, options, sample)
             parts += parts_without_text(relation, options) if self.by_text else []
             report = TableReport.of(relation.table, compared, parts, position, exported.exported_at)

@@ -48,7 +48,7 @@ class Adoption(Resync):
             way = Resync._copy if has_delta(uri) else SnapshotCopy._copy
             return way(self, relation, report)
         try:
-            comparison = self._take(relation, started)
+            comparison = self._take(relation, report, started)
         except LakeUnavailableError:
             raise
         except LakeError as error:

@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 
 from airflow_provider_pgrepl.errors import LakeError, TableError
 from airflow_provider_pgrepl.replication.lake.files.row_search import FileRows
+from airflow_provider_pgrepl.replication.lake.snapshot.copy_report import TableCopy
 from airflow_provider_pgrepl.replication.lake.snapshot.csv import CsvTypeError, read_csv
 from airflow_provider_pgrepl.replication.lake.snapshot.range_copy import RangeOutcome, RangeTasks, outcome_of
 from airflow_provider_pgrepl.replication.lake.time_travel.moment import TableVersion
@@ -245,7 +246,8 @@ class SourceSide:
     """A table of the source at the snapshot of its keeper.
 
     `relation`: without the columns that are not copied. `sessions`: how many ranges are read at once.
-    `reading`: the class by which tasks read a range.
+    `reading`: the class by which tasks read a range. `finished`: called with number and result of each range
+    that was read, in another thread. It must not raise.
     """
 
     spark: SparkSession
@@ -256,6 +258,7 @@ class SourceSide:
     ranges: Sequence[CopyRange]
     sessions: int
     reading: type[SourceReading] = SourceReading
+    finished: Callable[[int, Any], None] = lambda _number, _result: None
 
     def collect(self, collection: Job) -> Any:
         """Return what the collection finds in the table. Raises as `RangeCopies.run`."""
@@ -264,8 +267,26 @@ class SourceSide:
     def _results(self, collection: Job) -> Iterator[Any]:
         reading = self.reading(self.dsn, self.keeper.snapshot, self.relation, self.options, collection)
         for first in range(0, len(self.ranges), _RANGES_AT_ONCE):
-            tasks = RangeTasks(self.spark, reading.under(self.keeper.snapshot), self.keeper, self.sessions)
+            finished = partial(self._finished, first)
+            under = reading.under(self.keeper.snapshot)
+            tasks = RangeTasks(self.spark, under, self.keeper, self.sessions, finished)
             yield from tasks.results(self.ranges[first : first + _RANGES_AT_ONCE])
+
+    def _finished(self, first: int, number: int, result: Any) -> None:
+        self.finished(first + number, result)
+
+
+def counting(copy: TableCopy) -> Callable[[int, Any], None]:
+    """Return a `finished` that counts the ranges as a report's progress, when all of their rows are read.
+
+    Later readings look for the rows that differ, and are not counted.
+    """
+
+    def finished(number: int, result: Any) -> None:
+        if isinstance(result, BucketSums):
+            copy.count(number, result.rows)
+
+    return finished
 
 
 @dataclass(frozen=True)

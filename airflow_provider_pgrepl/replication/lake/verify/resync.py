@@ -46,7 +46,7 @@ from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.values import lake_schema
 
-from .comparison import LakeSide, Listed, SourceSide, TableComparer, TableComparison, shape_of
+from .comparison import LakeSide, Listed, SourceSide, TableComparer, TableComparison, counting, shape_of
 from .repair import PickedRows, TableRepair, check_supported, pick, refusal_of
 
 log = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ class Resync(SnapshotCopy):
         started, table = time.monotonic(), relation.table
         self._check_replaceable(table)
         try:
-            comparison = self._take(relation, started)
+            comparison = self._take(relation, report, started)
         except LakeUnavailableError:
             raise
         except LakeError as error:
@@ -102,7 +102,7 @@ class Resync(SnapshotCopy):
                 self._pipeline.name, record, self._position, self._exported.exported_at
             )
 
-    def _take(self, relation: Relation, started: float) -> TableComparison:
+    def _take(self, relation: Relation, report: CopyReport, started: float) -> TableComparison:
         """Compare the lake table, and commit it with the rows of the snapshot.
 
         Raises LakeError if it has to be copied, and what a copy raises.
@@ -110,7 +110,7 @@ class Resync(SnapshotCopy):
         if reason := refusal_of(relation, self._pipeline.options(relation.table)):
             raise LakeTableError(reason)
         for _ in range(_ATTEMPTS):
-            compared = self._compare(relation)
+            compared = self._compare(relation, report)
             before = int(compared.table.version())
             try:
                 self._commit_compared(relation, compared)
@@ -124,17 +124,16 @@ class Resync(SnapshotCopy):
             return compared.comparison
         raise LakeTableError("other processes have written it again and again")
 
-    def _compare(self, relation: Relation) -> Compared:
+    def _compare(self, relation: Relation, report: CopyReport) -> Compared:
         table = self._open(relation)
         options, lake = self._pipeline.options(relation.table), self._lake_at(relation, table)
         with self._keeper.hold(relation) as keeper:
-            ranges = self._plan(keeper, relation)
-            source = SourceSide(
-                self._spark, self._dsn, keeper, relation, options, ranges, self._ranges_at_once
-            )
-            shape = shape_of(relation, options)
-            comparer = TableComparer(source, lambda: lake, shape, lake.row_count, most_or_none=MOST_ROWS)
-            comparison = comparer.compare()
+            ranges, shape = self._plan(keeper, relation), shape_of(relation, options)
+            read = (self._spark, self._dsn, keeper, relation, options, ranges, self._ranges_at_once)
+            with report.copying(relation.table, ranges) as copy:
+                source = SourceSide(*read, finished=counting(copy))
+                comparer = TableComparer(source, lambda: lake, shape, lake.row_count, most_or_none=MOST_ROWS)
+                comparison = comparer.compare()
             if comparison.status == "equal":
                 return Compared(table, comparison)
             if comparison.listed is None:
