@@ -21,7 +21,9 @@ CLASSES = {
     "operators.resnapshot.PgResnapshotOperator": f"tables reason resync {_APPLICATION}",
     "operators.resnapshot.PgAddTablesOperator": f"tables {_APPLICATION}",
     "operators.verify.PgVerifyOperator": f"tables check sample show_keys repair timeout_s {_APPLICATION}",
-    "operators.snapshot.PgSnapshotOperator": f"tables new_epoch resync give_up take_over_slot {_APPLICATION}",
+    "operators.snapshot.PgSnapshotOperator": (
+        f"tables new_epoch resync give_up adopt take_over_slot {_APPLICATION}"
+    ),
     "operators.skip.PgSkipTransactionOperator": "pipeline lsn unchanged_tables report_only",
     "operators.tables.PgPauseTablesOperator": "pipeline tables",
     "operators.tables.PgResumeTablesOperator": "pipeline tables",

@@ -289,11 +289,17 @@ def dropped(kept: Kept) -> int:
 
 
 @pytest.mark.usefixtures("long_after")
-def test_nothing_of_the_changelog_goes_while_the_source_is_away(kept: Kept) -> None:
+def test_nothing_of_the_changelog_goes_while_the_source_is_away(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
     old_hours(kept)
+    kept.write_point(durable(kept), A, B, H)
     away = replace(kept.access, dsn="host=127.0.0.1 port=1 dbname=nope user=nobody connect_timeout=1")
     done = maintain(away, wait=lambda _: False)
+    assert done.rest is not None
     assert (done.rest.changelog_files, done.failures, floor(kept)) == (0, {}, 0)
+    monkeypatch.setattr(needed_changes, "redelivery_above", lambda *_: LSN(1 << 62))
+    assert dropped(kept) > 0, "nothing else has kept it"
 
 
 @pytest.mark.thorough("test_maintain_stops_between_tables_on_request_and_exits_75")

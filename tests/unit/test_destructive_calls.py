@@ -114,7 +114,7 @@ SITES: dict[Site, str] = {
     ("replication/lake/maintenance.py", "_maintain", "clean_log"): "app id",
     ("replication/lake/maintenance.py", "_maintain_changelog", "vacuum"): "changelog",
     ("replication/lake/maintenance.py", "_maintain_changelog", "clean_log"): "changelog",
-    ("replication/lake/merge/slice_commit.py", "_write_partitions", "replace_files"): "fence",
+    ("replication/lake/merge/slice_commit.py", "_write_files", "replace_files"): "fence",
     ("replication/catalogs/unity.py", "_renew", "delete"): "catalog entry",
     ("replication/receiver/receiver.py", "pass_gaps", "advance_slot"): "slot",
     ("replication/runtime/process_io.py", "leave_result", "replace"): "just made",

@@ -25,6 +25,7 @@ CALLED_BY_SPARK = (
     "lake.snapshot.range_copy",
     "lake.snapshot.snapshot_copy",
     "lake.verify.comparison",
+    "lake.verify.adoption",
     "lake.verify.resync",
     "lake.verify.text_check",
     "spark.failures",

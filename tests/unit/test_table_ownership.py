@@ -12,7 +12,12 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from airflow_provider_pgrepl.errors import LakeError, LakeTableError
-from airflow_provider_pgrepl.replication.lake.delta.ownership import Owner, is_written_name, read_ownership
+from airflow_provider_pgrepl.replication.lake.delta.ownership import (
+    Owner,
+    is_adoptable,
+    is_written_name,
+    read_ownership,
+)
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
 from airflow_provider_pgrepl.replication.lake.delta.table import forget, open_newest
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
@@ -142,6 +147,22 @@ def test_table_with_an_app_id_of_the_pipeline_is_the_pipelines(tmp_path: Path, m
     assert read_ownership(f"{tmp_path}/public/t", "shop").owner is Owner.PIPELINE
     for other in ("sho", "shop2", "shop:2"):
         assert read_ownership(f"{tmp_path}/public/t", other).owner is Owner.OTHER
+
+
+def of_another_pipeline(table: Path) -> None:
+    commit_snapshot(str(table), ROWS.schema, [], LSN(9), "other", Epoch(1))
+
+
+@pytest.mark.parametrize(
+    "make", [of_another_pipeline, ours, plain_files, ours_through_a_link, unfinished_copy]
+)
+def test_only_a_table_that_no_pipeline_has_written_is_adoptable(tmp_path: Path, make: Make) -> None:
+    table = tmp_path / "public" / "t"
+    foreign(table)
+    assert is_adoptable(str(table), "shop")
+    table = tmp_path / "other" / "t"
+    make(table)
+    assert not is_adoptable(str(table), "shop")
 
 
 @pytest.mark.parametrize("make", [lambda _: None, Path.mkdir, unfinished_copy])
