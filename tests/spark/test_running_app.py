@@ -43,8 +43,8 @@ def run_until_done(pipeline: InProcess, work: Callable[[], None]) -> None:
     try:
         thread.start()
         code = pipeline.run("replicate")
-        thread.join()
     finally:
+        thread.join()
         signal.signal(signal.SIGTERM, before)
     if failed:
         raise failed[0]

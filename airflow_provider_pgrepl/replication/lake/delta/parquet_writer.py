@@ -116,7 +116,12 @@ class ParquetFiles:
             self.discard()
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Write a batch. Small batches are buffered until they fill a row group."""
+        """Write a batch. Small batches are buffered until they fill a row group, and large ones are split."""
+        rows = max(1, min(ROW_GROUP_ROWS, batch.num_rows * ROW_GROUP_BYTES // max(batch.nbytes, 1)))
+        for first in range(0, batch.num_rows, rows):
+            self._add(batch.slice(first, rows))
+
+    def _add(self, batch: pa.RecordBatch) -> None:
         self._waiting.append(batch)
         self._waiting_rows += batch.num_rows
         self._waiting_bytes += batch.nbytes

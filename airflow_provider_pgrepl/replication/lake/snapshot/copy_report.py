@@ -102,7 +102,7 @@ class CopyReport:
         self._store = store
         self._pipeline = pipeline
         self._tables = tables
-        self._done = 0
+        self._done = set[TableName]()
         self._copies: dict[TableName, TableCopy] = {}
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -135,7 +135,7 @@ class CopyReport:
             raise
         with self._lock:
             del self._copies[table]
-            self._done += 1
+            self._done.add(table)
 
     def _run(self) -> None:
         try:
@@ -178,5 +178,5 @@ class CopyReport:
         return {table: copy.progress() for table, copy in copies.items()}
 
     def _text(self, copies: dict[TableName, CopyProgress]) -> str:
-        done = f"{self._done} of {self._tables} tables done"
+        done = f"{len(self._done)} of {self._tables} tables done"
         return "; ".join([done, *(f"{table}: {one.to_text()}" for table, one in copies.items())])
