@@ -323,6 +323,15 @@ def test_a_truncated_table_of_which_the_stream_has_not_told_is_left_alone(halves
     assert kinds(check_drift(halves.access)) == {"public.p": ("safe", False)}
 
 
+def test_a_truncate_is_awaited_until_it_is_applied(halves):
+    """Not only until it is durable in the changelog."""
+    with halves.access.state_db("test") as state_db:
+        state_db.write_progress("shop", received_lsn=LSN(200), durable_lsn=LSN(200), applied_lsn=LSN(99))
+        assert not check.wait_until_applied(state_db, "shop", LSN(100), timeout_s=0.2)
+        state_db.write_progress("shop", applied_lsn=LSN(100))
+        assert check.wait_until_applied(state_db, "shop", LSN(100))
+
+
 @pytest.mark.parametrize("again", ["", "truncate p"])
 def test_tables_that_change_while_a_truncate_is_awaited_are_left_alone(halves, run, monkeypatch, again):
     """The stream's DDL is applied meanwhile: the records are then newer than the catalog that was read."""
