@@ -14,7 +14,6 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from airflow_provider_pgrepl.errors import LakeError, LakeTableError
 from airflow_provider_pgrepl.replication.lake.delta.ownership import (
     Owner,
-    is_adoptable,
     is_written_name,
     read_ownership,
 )
@@ -159,10 +158,10 @@ def of_another_pipeline(table: Path) -> None:
 def test_only_a_table_that_no_pipeline_has_written_is_adoptable(tmp_path: Path, make: Make) -> None:
     table = tmp_path / "public" / "t"
     foreign(table)
-    assert is_adoptable(str(table), "shop")
+    assert read_ownership(str(table), "shop").is_adoptable
     table = tmp_path / "other" / "t"
     make(table)
-    assert not is_adoptable(str(table), "shop")
+    assert not read_ownership(str(table), "shop").is_adoptable
 
 
 @pytest.mark.parametrize("make", [lambda _: None, Path.mkdir, unfinished_copy])

@@ -126,12 +126,14 @@ class Ownership:
     """The owner of a table's folder, and the evidence, as the end of a sentence about the folder.
 
     `is_marked`: the log names this path as the table's. Earlier versions did not mark tables, so a folder
-    without a mark may be a copy of another table's folder.
+    without a mark may be a copy of another table's folder. `is_adoptable`: it is a Delta table that only
+    programs other than this package have written.
     """
 
     owner: Owner
     reason: str = ""
     is_marked: bool = False
+    is_adoptable: bool = False
 
 
 def is_written_name(path: str) -> bool:
@@ -188,7 +190,9 @@ def read_ownership(uri: str, pipeline_name: str) -> Ownership:
             return Ownership(Owner.UNKNOWN, reason)
         return Ownership(Owner.PIPELINE, is_marked=path_mark(uri) in apps)
     if apps or metadata:
-        return Ownership(Owner.OTHER, f"no commit in its Delta log is of pipeline {pipeline_name}")
+        reason = f"no commit in its Delta log is of pipeline {pipeline_name}"
+        marked = any(app.startswith((PATH_APP, LAKE_APP)) for app in apps)
+        return Ownership(Owner.OTHER, reason, is_adoptable=not marked)
     return _by_names(filesystem, root, "no commit of its Delta log can be read, and it holds")
 
 
@@ -210,18 +214,8 @@ def check_replaceable(uri: str, pipeline_name: str, is_known: Callable[[], bool]
         raise LakeTableError(
             f"{uri} is a folder that this pipeline has not written: {reason}. Nothing was changed",
             "give the pipeline a lake root of its own, or move that folder away"
-            + (adopt if is_adoptable(uri, pipeline_name) else ""),
+            + (adopt if found.is_adoptable else ""),
         )
-
-
-def is_adoptable(uri: str, pipeline_name: str) -> bool:
-    """Return True if the folder is a Delta table that only programs other than this package have written.
-
-    Raises what `read_ownership` does.
-    """
-    if read_ownership(uri, pipeline_name).owner is not Owner.OTHER:
-        return False
-    return not any(app.startswith((PATH_APP, LAKE_APP)) for app in read_apps(uri))
 
 
 def check_former(uri: str, pipeline_name: str, former_lake: str, *, is_copied: bool) -> int:

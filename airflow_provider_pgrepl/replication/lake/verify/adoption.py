@@ -24,7 +24,7 @@ from airflow_provider_pgrepl.replication.lake.delta.commit import (
     try_commit,
 )
 from airflow_provider_pgrepl.replication.lake.delta.live_files import check_files, first_empty_commit
-from airflow_provider_pgrepl.replication.lake.delta.ownership import ADOPTED_APP, is_adoptable
+from airflow_provider_pgrepl.replication.lake.delta.ownership import ADOPTED_APP, read_ownership
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import ADOPTION, table_properties
 from airflow_provider_pgrepl.replication.lake.delta.statistics import columns_found_bounded, declaration
 from airflow_provider_pgrepl.replication.lake.delta.table import open_table
@@ -48,7 +48,7 @@ class Adoption(Resync):
             way = Resync._copy if has_delta(uri) else SnapshotCopy._copy
             return way(self, relation, report)
         try:
-            comparison = self._take(relation, report, started)
+            return self._take(relation, report, started)
         except LakeUnavailableError:
             raise
         except LakeError as error:
@@ -60,8 +60,6 @@ class Adoption(Resync):
                 "remove the cause; or move the table's folder out of the lake. Then run pgrepl snapshot"
                 f" FILE.json --adopt {table}, which copies a table without a folder",
             ) from None
-        self._equal.add(table)
-        return comparison.source_rows
 
     def _open(self, relation: Relation) -> DeltaTable:
         """Open the lake table. Raises LakeError unless it has the columns and partitions of a copy, and no
@@ -91,7 +89,7 @@ class Adoption(Resync):
         return (ADOPTION, {ADOPTED_APP: 1}) if self._adopts(uri) else super()._kind(uri)
 
     def _adopts(self, uri: str) -> bool:
-        return is_adoptable(uri, self._pipeline.name)
+        return read_ownership(uri, self._pipeline.name).is_adoptable
 
     def _add_own_columns(self, relation: Relation, table: DeltaTable) -> None:
         """Add the columns that a copy would have, and the properties of a lake table, as exactly the next

@@ -85,14 +85,12 @@ class Resync(SnapshotCopy):
         started, table = time.monotonic(), relation.table
         self._check_replaceable(table)
         try:
-            comparison = self._take(relation, report, started)
+            return self._take(relation, report, started)
         except LakeUnavailableError:
             raise
         except LakeError as error:
             log.warning("%s is copied, not compared: %s", table, error.message)
             return super()._copy(relation, report)
-        self._equal.add(table)
-        return comparison.source_rows
 
     def _finish(self, relation: Relation, rows: int) -> None:
         super()._finish(relation, rows)
@@ -102,8 +100,8 @@ class Resync(SnapshotCopy):
                 self._pipeline.name, record, self._position, self._exported.exported_at
             )
 
-    def _take(self, relation: Relation, report: CopyReport, started: float) -> TableComparison:
-        """Compare the lake table, and commit it with the rows of the snapshot.
+    def _take(self, relation: Relation, report: CopyReport, started: float) -> int:
+        """Compare the lake table, commit it with the rows of the snapshot, and return their number.
 
         Raises LakeError if it has to be copied, and what a copy raises.
         """
@@ -121,7 +119,8 @@ class Resync(SnapshotCopy):
                 continue
             size = written_bytes(compared.table.table_uri, before, int(compared.table.version()))
             self._log(relation.table, compared, self._measure(relation.table, size, started))
-            return compared.comparison
+            self._equal.add(relation.table)
+            return compared.comparison.source_rows
         raise LakeTableError("other processes have written it again and again")
 
     def _compare(self, relation: Relation, report: CopyReport) -> Compared:
