@@ -77,6 +77,11 @@ def messages(received: Received, kafka: KafkaBroker) -> list[KafkaMessage]:
 
 def publish_all(received: Received, kafka: KafkaBroker) -> None:
     finish(received)
+    await_ends(received, kafka)
+
+
+def await_ends(received: Received, kafka: KafkaBroker) -> None:
+    """Wait until consumers may read all that is there."""
     wait_until(topics_of(received, kafka).has_no_open_transaction, what="the transactions' ends")
 
 
@@ -181,7 +186,7 @@ def test_publisher_stopped_within_a_transaction_ends_it(received, kafka):
     topics = topics_of(received, kafka)
     with publishing(received):
         wait_until(lambda: topics.end("public.t") > 0, what="some of it to be there")
-    wait_until(topics.has_no_open_transaction, what="the transaction's end")
+    await_ends(received, kafka)
     assert len(messages(received, kafka)) in (0, LARGE)
     publish_all(received, kafka)
     assert len(messages(received, kafka)) == LARGE
@@ -210,7 +215,7 @@ def test_refused_event_stops_its_table_and_rest_of_its_transaction_arrives(recei
     )
     received.receive()
     assert received.run("publish", "--publisher", "events", "--until", "caught-up") == process.WILL_NOT_HELP
-    wait_until(topics_of(received, kafka).has_no_open_transaction, what="the transactions' ends")
+    await_ends(received, kafka)
     found = [one.value["data"]["id"] for one in messages(received, kafka) if one.topic.endswith(".public.t")]
     assert found == [1, 2, 3]
     record = read_record(received.pipeline.lake_root, "events")
@@ -244,7 +249,7 @@ def test_change_without_an_event_stops_its_table_and_nothing_of_it_is_in_the_tra
     )
     received.receive()
     assert received.run("publish", "--publisher", "events", "--until", "caught-up") == process.WILL_NOT_HELP
-    wait_until(topics_of(received, kafka).has_no_open_transaction, what="the transactions' ends")
+    await_ends(received, kafka)
     assert [(one.value["table"], one.value["data"]["id"]) for one in messages(received, kafka)] == [
         ("public.t", 1),
         ("public.t", 2),
