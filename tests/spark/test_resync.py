@@ -21,6 +21,7 @@ from airflow_provider_pgrepl.replication.lake.merge.slice_commit import SliceCom
 from airflow_provider_pgrepl.replication.lake.snapshot.copy_report import TableCopy
 from airflow_provider_pgrepl.replication.lake.snapshot.snapshot_copy import SnapshotCopy
 from airflow_provider_pgrepl.replication.lake.verify import resync
+from airflow_provider_pgrepl.replication.lake.verify.comparison import LakeSide
 from airflow_provider_pgrepl.replication.lake.verify.repair import TableRepair
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.state.reports import CopyProgress
@@ -118,8 +119,8 @@ def _reported(monkeypatch: pytest.MonkeyPatch) -> dict[TableCopy, CopyProgress]:
     """Return the progress of each comparison from now on."""
     found, count = dict[TableCopy, CopyProgress](), TableCopy.count
 
-    def counted(copy: TableCopy, *range_and_rows: int) -> None:
-        count(copy, *range_and_rows)
+    def counted(copy: TableCopy, *range_and_rows: int, is_kept: bool) -> None:
+        count(copy, *range_and_rows, is_kept=is_kept)
         found[copy] = copy.progress()
 
     monkeypatch.setattr(TableCopy, "count", counted)
@@ -220,6 +221,7 @@ def test_killed_resync_is_run_again_and_continues_its_epoch(
     assert pipeline.run("snapshot", "--resync") == 0, pipeline.log_tail()
     assert read_epoch(pipeline.changelog).epoch == 2
     assert "continuing the present epoch" in pipeline.log_tail()
+    assert "public.b: 0 of 2 ranges were read by an earlier comparison" in pipeline.log.read_text()
     assert (_kind(pipeline, "public.a"), _kind(pipeline, "public.b")) == ("resync", "resync")
     pipeline.assert_equal("public.a", "public.b")
     execute(dsn, *(f"delete from {name} where id = 3" for name in names))
@@ -230,6 +232,50 @@ def test_killed_resync_is_run_again_and_continues_its_epoch(
     assert read_epoch(pipeline.changelog).epoch == 3
     assert all(record.verified_through for record in pipeline.states().values())
     pipeline.catch_up()
+
+
+def test_comparison_after_a_killed_one_reads_only_the_ranges_that_changed(
+    spark: SparkSession, dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the kept sums, one range's are gone, one's are torn, one's are damaged, and one's rows changed."""
+    fill = f"select g, g % 5, repeat('v' || g, 50) from generate_series(1, {_ROWS}) g"
+    execute(
+        dsn,
+        "create table t (id int primary key, n int, v text) with (autovacuum_enabled = off)",
+        f"insert into t {fill}",
+    )
+    pipeline = InProcess(spark, dsn, tmp_path, ("public.t",), snapshot_range_bytes=64 << 10)
+    pipeline.snapshot()
+    _lose_row(pipeline, "public.t")
+
+    def killed(*_: Any) -> None:
+        raise EndedAtOnce
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LakeSide, "collect", killed)
+        assert pipeline.run("snapshot", "--resync", "public.t") == 75
+    folder = Path(pipeline.pipeline.lake_root, "_pgrepl/copies/public/t")
+    kept = sorted(folder.iterdir(), key=_first_page)
+    assert len(kept) > 8
+    kept[3].unlink()
+    kept[4].write_bytes(kept[4].read_bytes()[:20])
+    damaged = bytearray(kept[5].read_bytes())
+    damaged[-1] ^= 1
+    kept[5].write_bytes(damaged)
+    execute(dsn, f"update t set n = -1 where id = {_ROWS}", "vacuum t")
+    assert pipeline.run("snapshot", "--resync", "public.t") == 0, pipeline.log_tail()
+    assert _kind(pipeline, "public.t") == "resync"
+    said = re.findall(r"public.t: (\d+) of (\d+) ranges were read by an earlier", pipeline.log.read_text())
+    assert said[0][0] == str(len(kept) - 4)
+    assert int(said[0][1]) >= len(kept)
+    pipeline.catch_up()
+    pipeline.assert_equal("public.t")
+    assert not folder.parents[1].exists()
+
+
+def _first_page(sums: Path) -> int:
+    header = json.loads(sums.read_bytes().partition(b"\n")[0])
+    return int(header["copied"]["start"])
 
 
 def _lose_row(pipeline: InProcess, table: str) -> None:

@@ -32,7 +32,7 @@ from airflow_provider_pgrepl.replication.lake.snapshot.copy_report import CopyRe
 from airflow_provider_pgrepl.replication.lake.snapshot.table_queue import is_of_one_table
 from airflow_provider_pgrepl.replication.lake.time_travel.moment import find_moment
 from airflow_provider_pgrepl.replication.lake.time_travel.plan import Planner, TablePlan
-from airflow_provider_pgrepl.replication.lake.verify.buckets import RowShape
+from airflow_provider_pgrepl.replication.lake.verify.buckets import Buckets, RowShape
 from airflow_provider_pgrepl.replication.lake.verify.comparison import (
     LakeSide,
     NotCompared,
@@ -366,7 +366,7 @@ class Verification:
                     SourceSide(*read, finished=counting(copy)),
                     partial(self._lake_at, relation, position),
                     self._shape_of(relation, options),
-                    rows,
+                    Buckets.for_rows(rows),
                     self.shows_keys,
                 )
                 compared = comparer.compare() if sample is None else comparer.compare_sample()

@@ -55,9 +55,12 @@ class TableCopy:
         with self._lock:
             self._rows[number] = sum(file.rows for file in files)
 
-    def count(self, number: int, rows: int) -> None:
-        """Count the range with this number as read, for a comparison. Its first count stays."""
+    def count(self, number: int, rows: int, *, is_kept: bool) -> None:
+        """Count the range with this number as read, for a comparison. Its first count stays. `is_kept`: an
+        earlier comparison has read it."""
         with self._lock:
+            if number not in self._rows and is_kept:
+                self._unchanged.add(number)
             self._rows.setdefault(number, rows)
 
     def record_if_due(self) -> None:
@@ -69,7 +72,7 @@ class TableCopy:
 
     @property
     def unchanged(self) -> int:
-        """The number of ranges that are kept from an earlier copy."""
+        """The number of ranges that are kept from an earlier copy or comparison."""
         with self._lock:
             return len(self._unchanged)
 

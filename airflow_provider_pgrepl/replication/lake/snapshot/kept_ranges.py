@@ -32,6 +32,7 @@ from airflow_provider_pgrepl.replication.lake.delta.ownership import is_written_
 from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import WrittenFile, delete_uncommitted
 from airflow_provider_pgrepl.replication.lake.delta.table import find_table
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import PgType, Relation
 from airflow_provider_pgrepl.replication.settings.tables import TableOptions
 from airflow_provider_pgrepl.replication.source.copy.copy_stream import CopiedRange, CopyRange
@@ -48,6 +49,7 @@ from airflow_provider_pgrepl.replication.storage import (
 
 log = logging.getLogger(__name__)
 
+SUMS_ENDING = ".sums"
 _LAYOUT = 1
 _FIRST_USER_OID = 16384
 # Their texts change without a change of the row: names of objects and roles, and the locale's currency.
@@ -67,15 +69,6 @@ class KeptRange:
     position: LSN
 
 
-def _depends_on_row(kind: PgType) -> bool:
-    if kind.kind == "c":
-        # ALTER TYPE drops and adds attributes, and rewrites no row.
-        return False
-    if kind.parts:
-        return all(_depends_on_row(part) for _, part in kind.parts)
-    return kind.kind == "e" or (kind.kind == "b" and kind.oid < _FIRST_USER_OID and kind.oid not in _NAMING)
-
-
 class KeptRanges:
     """The kept ranges of one table, those that its copy adds among them. Any thread may call `add` and
     `record`.
@@ -90,14 +83,14 @@ class KeptRanges:
         """:param position: of the snapshot that is copied now"""
         self._lake_root, self._path, self._position = lake_root, relation.table.path, position
         self._uri = f"{lake_root}/{self._path}"
-        self._place = f"{_copies(lake_root)}/{self._path}"
-        self._identity = _identity(relation, options, epoch)
-        depend = all(_depends_on_row(column.pg_type) for column in relation.columns)
-        self.is_possible = depend and not options.policy.history
+        self._place = copies_folder(lake_root, relation.table)
+        self._identity = identity_of(relation, options, epoch)
+        self.is_possible = rows_decide_texts(relation) and not options.policy.history
         self._xmin = 0
         self._usable: dict[CopiedRange, tuple[WrittenFile, ...]] = {}
         self._found: list[KeptRange] = []
         self._records: list[str] = []
+        self._sums: list[str] = []
         self._is_over = False
         self._recording = threading.Lock()
         self._added: list[KeptRange] = []
@@ -179,7 +172,8 @@ class KeptRanges:
             durable.flush_files(self._place, [name])
 
     def forget(self, used: Sequence[WrittenFile]) -> None:
-        """Delete the records, and then the files of all kept ranges but the `used` ones.
+        """Delete the records, with the sums of comparisons, and then the files of all kept ranges but the
+        `used` ones.
 
         Call it before `used` are committed. Raises TableSnapshotError if one of them is gone, and
         LakeUnavailableError, LakeError; the records then stay.
@@ -190,20 +184,12 @@ class KeptRanges:
                 self._check_present(used)
             self._is_over = True
             with storage_errors(self._place):
-                delete_files(filesystem, self._records)
-            self._remove_empty_folders()
+                delete_files(filesystem, [*self._records, *self._sums])
+            remove_empty_folders(self._place)
         paths = {file.path for file in used}
         unused = [file for one in self._found for file in one.files if file.path not in paths]
         if unused:
             _delete_unless_table(self._lake_root, self._path, unused)
-
-    def _remove_empty_folders(self) -> None:
-        """Remove the folders of table and schema, and the one of all copies, as far as they are empty."""
-        place = durable.local_path(self._place)
-        if place is not None:
-            for folder in (place, *place.parents[:2]):
-                with suppress(OSError):
-                    folder.rmdir()
 
     def _check_present(self, used: Collection[WrittenFile]) -> None:
         present = self._present()
@@ -215,11 +201,8 @@ class KeptRanges:
 
     def _is_usable(self, kept: KeptRange, free: Mapping[str, fs.FileInfo]) -> bool:
         since = datetime.now(UTC) - MOST_AGE
-        return (
-            # A standby may be behind the server of the earlier snapshot.
-            kept.position <= self._position
-            and 0 <= self._xmin - kept.copied.xmin < _MOST_XIDS
-            and all(_is_present(file, free) and free[file.path].mtime > since for file in kept.files)
+        return is_earlier(kept.copied, kept.position, self._xmin, self._position) and all(
+            _is_present(file, free) and free[file.path].mtime > since for file in kept.files
         )
 
     def _free(self) -> dict[str, fs.FileInfo]:
@@ -247,6 +230,7 @@ class KeptRanges:
         with storage_errors(self._place, "read"):
             infos = filesystem.get_file_info(fs.FileSelector(root, allow_not_found=True))
             self._records = [info.path for info in infos if _is_record(info)]
+            self._sums = [info.path for info in infos if is_sums(info)]
             with requests_at_once(filesystem, len(self._records)) as each:
                 contents = list(each(lambda path: read_file(filesystem, path), self._records))
         for content in contents:
@@ -257,6 +241,11 @@ class KeptRanges:
 def _is_record(info: fs.FileInfo) -> bool:
     # A folder can have the name of a table that ends so.
     return bool(info.is_file) and str(info.path).endswith(".json")
+
+
+def is_sums(info: fs.FileInfo) -> bool:
+    """Return True for a file with the sums of a compared range."""
+    return bool(info.is_file) and str(info.path).endswith(SUMS_ENDING)
 
 
 def _parse(content: bytes) -> tuple[str, list[KeptRange]]:
@@ -282,7 +271,7 @@ def forget_all(lake_root: str) -> None:
 
 
 def expire(lake_root: str, before: datetime) -> None:
-    """Delete the files of ranges that were recorded before a time, and then their records.
+    """Delete the files of ranges that were recorded before a time, and then their records and sums.
 
     Raises LakeUnavailableError, LakeError.
     """
@@ -290,8 +279,8 @@ def expire(lake_root: str, before: datetime) -> None:
     filesystem, root = open_storage(place)
     with storage_errors(place):
         infos = filesystem.get_file_info(fs.FileSelector(root, recursive=True, allow_not_found=True))
-        old = [info for info in infos if _is_record(info) and info.mtime < before]
-        for info in old:
+        old = [info for info in infos if (_is_record(info) or is_sums(info)) and info.mtime < before]
+        for info in filter(_is_record, old):
             _, ranges = _parse(read_file(filesystem, info.path))
             folder = info.path.removeprefix(f"{root}/").rpartition("/")[0]
             _delete_unless_table(lake_root, folder, [file for one in ranges for file in one.files])
@@ -312,6 +301,44 @@ def _copies(lake_root: str) -> str:
     return f"{system_folder(lake_root)}/copies"
 
 
+def copies_folder(lake_root: str, table: TableName) -> str:
+    """Return the URI of the folder with what is kept of the table's copies and comparisons."""
+    return f"{_copies(lake_root)}/{table.path}"
+
+
+def remove_empty_folders(folder: str) -> None:
+    """Remove a table's folder, that of its schema, and the one of all copies, as far as they are empty."""
+    place = durable.local_path(folder)
+    if place is not None:
+        for path in (place, *place.parents[:2]):
+            with suppress(OSError):
+                path.rmdir()
+
+
+def rows_decide_texts(relation: Relation) -> bool:
+    """Return True if no text of a value can change while its row stays as it is."""
+    return all(_depends_on_row(column.pg_type) for column in relation.columns)
+
+
+def _depends_on_row(kind: PgType) -> bool:
+    if kind.kind == "c":
+        # ALTER TYPE drops and adds attributes, and rewrites no row.
+        return False
+    if kind.parts:
+        return all(_depends_on_row(part) for _, part in kind.parts)
+    return kind.kind == "e" or (kind.kind == "b" and kind.oid < _FIRST_USER_OID and kind.oid not in _NAMING)
+
+
+def is_earlier(copied: CopiedRange, at: LSN, xmin: int, position: LSN) -> bool:
+    """Return True if a snapshot with this xmin and position can show that a range has not changed since it
+    was copied.
+
+    :param at: the position of the snapshot at which it was copied
+    """
+    # A standby may be behind the server of the earlier snapshot.
+    return at <= position and 0 <= xmin - copied.xmin < _MOST_XIDS
+
+
 def _parsed(fields: Mapping[str, Any]) -> KeptRange:
     files = tuple(WrittenFile(**file) for file in fields["files"])
     return KeptRange(CopiedRange(**fields["copied"]), files, LSN.parse(fields["position"]))
@@ -321,7 +348,7 @@ def _is_present(file: WrittenFile, present: Mapping[str, fs.FileInfo]) -> bool:
     return file.path in present and present[file.path].size == file.size
 
 
-def _identity(relation: Relation, options: TableOptions, epoch: EpochRecord) -> str:
+def identity_of(relation: Relation, options: TableOptions, epoch: EpochRecord) -> str:
     """Return a hash of all that decides on the files of a range, but the rows themselves."""
     parts = (
         __version__,

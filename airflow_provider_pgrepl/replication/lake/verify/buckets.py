@@ -93,11 +93,13 @@ class Buckets:
 
 @dataclass
 class BucketSums:
-    """The number of rows and the sum of their hashes in each bucket."""
+    """The number of rows and the sum of their hashes in each bucket. `is_kept`: an earlier comparison has
+    computed them."""
 
     counts: Ints
     s1: Hashes
     s2: Hashes
+    is_kept: bool = False
 
     @classmethod
     def zero(cls, buckets: int) -> BucketSums:

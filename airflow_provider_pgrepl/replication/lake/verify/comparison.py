@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_provider_pgrepl.errors import LakeError, TableError
+from airflow_provider_pgrepl.errors import LakeError, SourceError, TableError
 from airflow_provider_pgrepl.replication.lake.files.row_search import FileRows
 from airflow_provider_pgrepl.replication.lake.snapshot.copy_report import TableCopy
 from airflow_provider_pgrepl.replication.lake.snapshot.csv import CsvTypeError, read_csv
@@ -38,13 +38,19 @@ from airflow_provider_pgrepl.replication.lake.time_travel.overlay import (
 from airflow_provider_pgrepl.replication.lake.time_travel.plan import TablePlan
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.settings.tables import TableOptions
-from airflow_provider_pgrepl.replication.source.copy.copy_stream import CopyRange, Sample, open_copy
+from airflow_provider_pgrepl.replication.source.copy.copy_stream import (
+    CopyRange,
+    Sample,
+    is_unchanged,
+    open_copy,
+)
 from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import TableSnapshotHolder
 from airflow_provider_pgrepl.replication.spark.executors import on_executor, result_of
 from airflow_provider_pgrepl.replication.spark.failures import spark_errors
 from airflow_provider_pgrepl.replication.values import DELETED, typed_columns
 
 from .buckets import K1, Buckets, BucketSums, Collection, Job, RowShape
+from .kept_sums import KeptSums
 from .row_differences import RowDifferences, find_differences, unmatched_rows, without
 
 if TYPE_CHECKING:
@@ -219,12 +225,27 @@ class SourceReading:
     relation: Relation
     options: TableOptions
     collection: Job
+    kept: KeptSums | None = None
 
     def copy(self, number: int, copy_range: CopyRange) -> RangeOutcome:
-        return outcome_of(number, f"comparing {self.relation.table}", lambda: self._collect(copy_range))
+        def work() -> Any:
+            return self._collect(copy_range) if self.kept is None else self._sums(copy_range, self.kept)
+
+        return outcome_of(number, f"comparing {self.relation.table}", work)
 
     def under(self, snapshot: str) -> SourceReading:
         return replace(self, snapshot=snapshot)
+
+    def _sums(self, copy_range: CopyRange, kept: KeptSums) -> BucketSums:
+        # If the check fails or takes too long, the range is read, which reports an error that lasts.
+        with suppress(SourceError):
+            if copy_range.copied is not None and is_unchanged(self.dsn, self.snapshot, copy_range):
+                found = kept.read(copy_range.copied)
+                if found is not None:
+                    return found
+        sums: BucketSums = self._collect(copy_range)
+        kept.add(copy_range, sums)
+        return sums
 
     def _collect(self, copy_range: CopyRange) -> Any:
         with suppress(CsvTypeError):
@@ -247,7 +268,7 @@ class SourceSide:
 
     `relation`: without the columns that are not copied. `sessions`: how many ranges are read at once.
     `reading`: the class by which tasks read a range. `finished`: called with number and result of each range
-    that was read, in another thread. It must not raise.
+    that was read, in another thread. It must not raise. `kept`: where the sums of finished ranges are kept.
     """
 
     spark: SparkSession
@@ -259,13 +280,20 @@ class SourceSide:
     sessions: int
     reading: type[SourceReading] = SourceReading
     finished: Callable[[int, Any], None] = lambda _number, _result: None
+    kept: KeptSums | None = None
+
+    def sums(self, whole: Collection) -> BucketSums:
+        """Return the sums of all buckets. Those of ranges that are kept are not read, and finished ones are
+        kept. Raises as `RangeCopies.run`."""
+        sums: BucketSums = whole.merge(self._results(whole, self.kept))
+        return sums
 
     def collect(self, collection: Job) -> Any:
         """Return what the collection finds in the table. Raises as `RangeCopies.run`."""
         return collection.merge(self._results(collection))
 
-    def _results(self, collection: Job) -> Iterator[Any]:
-        reading = self.reading(self.dsn, self.keeper.snapshot, self.relation, self.options, collection)
+    def _results(self, collection: Job, kept: KeptSums | None = None) -> Iterator[Any]:
+        reading = self.reading(self.dsn, self.keeper.snapshot, self.relation, self.options, collection, kept)
         for first in range(0, len(self.ranges), _RANGES_AT_ONCE):
             finished = partial(self._finished, first)
             under = reading.under(self.keeper.snapshot)
@@ -284,7 +312,7 @@ def counting(copy: TableCopy) -> Callable[[int, Any], None]:
 
     def finished(number: int, result: Any) -> None:
         if isinstance(result, BucketSums):
-            copy.count(number, result.rows)
+            copy.count(number, result.rows, is_kept=result.is_kept)
 
     return finished
 
@@ -390,7 +418,7 @@ class TableComparer:
     source: SourceSide
     open_lake: Callable[[], LakeSide]
     shape: RowShape
-    rows: int
+    buckets: Buckets
     shows_keys: bool = False
     most_or_none: int | None = None
 
@@ -400,9 +428,9 @@ class TableComparer:
 
     def compare(self) -> TableComparison:
         """Compare the table. Raises what reading either side raises."""
-        buckets = Buckets.for_rows(self.rows)
+        buckets = self.buckets
         whole = Collection(self.shape, buckets)
-        at_source = self.source.collect(whole)
+        at_source = self.source.sums(whole)
         lake = self.open_lake()
         in_lake = lake.collect(whole)
         differing, sums = at_source.differing(in_lake), at_source

@@ -46,7 +46,9 @@ from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.values import lake_schema
 
+from .buckets import Buckets
 from .comparison import LakeSide, Listed, SourceSide, TableComparer, TableComparison, counting, shape_of
+from .kept_sums import find_kept_sums, forget_sums
 from .repair import PickedRows, TableRepair, check_supported, pick, refusal_of
 
 log = logging.getLogger(__name__)
@@ -94,6 +96,7 @@ class Resync(SnapshotCopy):
 
     def _finish(self, relation: Relation, rows: int) -> None:
         super()._finish(relation, rows)
+        forget_sums(self._pipeline.lake_root, relation.table)
         if relation.table in self._equal:
             record = self._state_db.read_tables(self._pipeline.name)[relation.table]
             self._state_db.record_verified(
@@ -127,12 +130,20 @@ class Resync(SnapshotCopy):
         table = self._open(relation)
         options, lake = self._pipeline.options(relation.table), self._lake_at(relation, table)
         with self._keeper.hold(relation) as keeper:
-            ranges, shape = self._plan(keeper, relation), shape_of(relation, options)
+            shape, buckets = shape_of(relation, options), Buckets.for_rows(lake.row_count)
+            moment = (self._record, self._position, keeper.xmin())
+            kept = find_kept_sums(self._pipeline.lake_root, relation, options, *moment, shape, buckets)
+            shape, ranges = kept.shape, self._plan(keeper, relation, kept.ranges)
             read = (self._spark, self._dsn, keeper, relation, options, ranges, self._ranges_at_once)
             with report.copying(relation.table, ranges) as copy:
-                source = SourceSide(*read, finished=counting(copy))
-                comparer = TableComparer(source, lambda: lake, shape, lake.row_count, most_or_none=MOST_ROWS)
+                source = SourceSide(*read, finished=counting(copy), kept=kept)
+                comparer = TableComparer(source, lambda: lake, shape, kept.buckets, most_or_none=MOST_ROWS)
                 comparison = comparer.compare()
+            if any(part.copied is not None for part in ranges):
+                log.info(
+                    "%s: %d of %d ranges were read by an earlier comparison that has not ended",
+                    *(relation.table, copy.unchanged, len(ranges)),
+                )
             if comparison.status == "equal":
                 return Compared(table, comparison)
             if comparison.listed is None:

@@ -1,8 +1,8 @@
 """Hashes of the rows of Arrow tables, from the values of their columns in the types of the lake.
 
 Equal rows have equal hashes: NULL equals NULL and NaN equals NaN, -0.0 differs from 0.0. Two different rows
-have equal hashes by chance only. The seed is new for each comparison, so that no user of the source can
-make rows that collide.
+have equal hashes by chance only. The seed is random, and is not in the source, so that no user of the source
+can make rows that collide.
 """
 
 from __future__ import annotations
