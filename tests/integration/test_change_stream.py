@@ -23,7 +23,7 @@ from airflow_provider_pgrepl.errors import (
     ValueRangeError,
 )
 from airflow_provider_pgrepl.replication.changelog import maintenance
-from airflow_provider_pgrepl.replication.changelog.gaps import Gap
+from airflow_provider_pgrepl.replication.changelog.gaps import Gap, record_gap
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_epoch
 from airflow_provider_pgrepl.replication.changelog.writer import begin_epoch
 from airflow_provider_pgrepl.replication.events.changes import Change
@@ -32,7 +32,6 @@ from airflow_provider_pgrepl.replication.events.reader import ChangeReader
 from airflow_provider_pgrepl.replication.events.stream import stream
 from airflow_provider_pgrepl.replication.pgoutput.columns import TransactionBegin
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.receiver.receiver import record_gap
 from airflow_provider_pgrepl.replication.values import TypedColumn
 from tests.conftest import closing_connection
 from tests.support.received import Received
@@ -344,7 +343,7 @@ def test_a_skipped_transaction_stops_it_before_that(received, dsn):
     received.receive()
     lsn = LSN(received.durable_lsn + 8)
     begun = TransactionBegin(lsn, 99, int(datetime.now(UTC).timestamp() * 1_000_000))
-    record_gap(received.pipeline, Gap(begun, frozenset({1}), "too large"), None)
+    record_gap(received.pipeline.lake_root, Gap(begun, frozenset({1}), "too large"), None)
     reader, found = ChangeReader(received.pipeline), []
     with pytest.raises(GapError, match=f"the transaction at {lsn}") as caught:
         for batch in reader.read():
@@ -490,7 +489,7 @@ def test_a_gap_stops_only_who_wants_a_table_that_it_may_concern(received, dsn, p
     begun = TransactionBegin(
         LSN(received.durable_lsn + 8), 99, int(datetime.now(UTC).timestamp() * 1_000_000)
     )
-    record_gap(received.pipeline, Gap(begun, frozenset({oid}), "too large"), None)
+    record_gap(received.pipeline.lake_root, Gap(begun, frozenset({oid}), "too large"), None)
     assert len(changes(received, "public.whole")) == 1
     for tables in (("public.t",), ()):
         with pytest.raises(GapError):

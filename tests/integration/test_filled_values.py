@@ -11,13 +11,12 @@ import pytest
 
 from airflow_provider_pgrepl.errors import GapError
 from airflow_provider_pgrepl.replication.app.event_makers import converter_factory
-from airflow_provider_pgrepl.replication.changelog.gaps import Gap
+from airflow_provider_pgrepl.replication.changelog.gaps import Gap, record_gap
 from airflow_provider_pgrepl.replication.events.changes import Change, TypedChanges
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.reader import OrderedReader
 from airflow_provider_pgrepl.replication.pgoutput.columns import TransactionBegin
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.receiver.receiver import record_gap
 from airflow_provider_pgrepl.replication.settings.publisher import parse_publisher
 from tests.conftest import closing_connection
 from tests.support.landed import Landed
@@ -175,7 +174,7 @@ def test_unchanged_value_is_not_filled_in_across_skipped_transaction(received, d
     with closing_connection(dsn) as connection, connection.cursor() as cursor:
         cursor.execute("select 't'::regclass::oid::int")
         (oid,) = cursor.fetchone()
-    record_gap(received.pipeline, Gap(begun, frozenset({oid}), "too large"), None)
+    record_gap(received.pipeline.lake_root, Gap(begun, frozenset({oid}), "too large"), None)
     execute(dsn, "update t set v = 'w'")
     received.receive()
     with pytest.raises(GapError):

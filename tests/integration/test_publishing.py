@@ -18,7 +18,7 @@ from airflow_provider_pgrepl.replication.app.publish import _durable_after, main
 from airflow_provider_pgrepl.replication.app.status.status import read_status
 from airflow_provider_pgrepl.replication.app.status.text import to_json as to_json_text
 from airflow_provider_pgrepl.replication.app.status.text import to_text
-from airflow_provider_pgrepl.replication.changelog.gaps import Gap
+from airflow_provider_pgrepl.replication.changelog.gaps import Gap, record_gap
 from airflow_provider_pgrepl.replication.changelog.layout import STATUS_ORDINAL
 from airflow_provider_pgrepl.replication.changelog.maintenance import drop_expired
 from airflow_provider_pgrepl.replication.delta.table import open_delta, query_delta
@@ -32,7 +32,6 @@ from airflow_provider_pgrepl.replication.events.publish.record import (
 from airflow_provider_pgrepl.replication.events.reader import ChangeReader
 from airflow_provider_pgrepl.replication.pgoutput.columns import TransactionBegin
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.receiver.receiver import record_gap
 from airflow_provider_pgrepl.replication.runtime.metrics_endpoint import serve_metrics
 from tests.support.rabbitmq import Message, Queue, applied
 from tests.support.replicated import execute
@@ -275,7 +274,7 @@ def test_a_gap_stops_the_tables_that_it_may_have_changed(published, dsn, pg):
         ((oid,),) = cursor.fetchall()
     lsn = LSN(published.durable_lsn + 8)
     begun = TransactionBegin(lsn, 99, int(datetime.now(UTC).timestamp() * 1_000_000))
-    record_gap(published.pipeline, Gap(begun, frozenset({oid}), "too large"), None)
+    record_gap(published.pipeline.lake_root, Gap(begun, frozenset({oid}), "too large"), None)
     execute(dsn, "insert into other values (2)", "insert into t values (2)")
     published.receive()
     found = published.publish(code=process.WILL_NOT_HELP)

@@ -15,12 +15,11 @@ from cloudevents.core.formats.json import JSONFormat
 from airflow_provider_pgrepl.__main__ import main as pgrepl
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.app import process
-from airflow_provider_pgrepl.replication.changelog.gaps import Gap
+from airflow_provider_pgrepl.replication.changelog.gaps import Gap, record_gap
 from airflow_provider_pgrepl.replication.events.business import BusinessEvent
 from airflow_provider_pgrepl.replication.events.changes import Change
 from airflow_provider_pgrepl.replication.pgoutput.columns import TransactionBegin
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
-from airflow_provider_pgrepl.replication.receiver.receiver import record_gap
 from airflow_provider_pgrepl.replication.settings.publisher import parse_publisher
 from tests.support.published import Published
 from tests.support.rabbitmq import Message
@@ -179,7 +178,7 @@ def test_messages_stop_alone_where_a_transaction_was_skipped(published):
     assert len(changed(published, message)) == 1
     lsn = LSN(published.durable_lsn + 8)
     begun = TransactionBegin(lsn, 99, int(datetime.now(UTC).timestamp() * 1_000_000))
-    record_gap(published.pipeline, Gap(begun, frozenset(), "too large"), None)
+    record_gap(published.pipeline.lake_root, Gap(begun, frozenset(), "too large"), None)
     found = changed(published, "insert into t values (1)", message, code=process.WILL_NOT_HELP)
     assert [one.routing_key for one in found] == ["public.t.insert"]
     (stopped,) = published.record.stopped.values()

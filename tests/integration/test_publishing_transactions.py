@@ -11,13 +11,12 @@ import pytest
 from airflow_provider_pgrepl.__main__ import main as pgrepl
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.app import process
-from airflow_provider_pgrepl.replication.changelog.gaps import Gap
+from airflow_provider_pgrepl.replication.changelog.gaps import Gap, record_gap
 from airflow_provider_pgrepl.replication.events.business import BusinessEvent
 from airflow_provider_pgrepl.replication.events.changes import Change
 from airflow_provider_pgrepl.replication.events.reader import ChangeReader
 from airflow_provider_pgrepl.replication.pgoutput.columns import TransactionBegin
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
-from airflow_provider_pgrepl.replication.receiver.receiver import record_gap
 from airflow_provider_pgrepl.replication.settings.publisher import parse_publisher
 from tests.support.published import Published
 from tests.support.rabbitmq import Message
@@ -151,7 +150,7 @@ def test_a_skipped_transaction_holds_the_publisher(published):
     assert len(changed(published, "insert into t values (1)")) == 1
     lsn = LSN(published.durable_lsn + 8)
     begun = TransactionBegin(lsn, 99, int(datetime.now(UTC).timestamp() * 1_000_000))
-    record_gap(published.pipeline, Gap(begun, frozenset(), "too large"), None)
+    record_gap(published.pipeline.lake_root, Gap(begun, frozenset(), "too large"), None)
     assert changed(published, "insert into t values (2)", code=process.WILL_NOT_HELP) == []
     assert "was skipped" in published.record.reason
 

@@ -10,14 +10,13 @@ import pytest
 
 from airflow_provider_pgrepl.replication.app import table_watch
 from airflow_provider_pgrepl.replication.app.table_watch import TableWatch
-from airflow_provider_pgrepl.replication.changelog.gaps import Gap
+from airflow_provider_pgrepl.replication.changelog.gaps import Gap, record_gap
 from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA, STATUS_ORDINAL
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_epoch
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
 from airflow_provider_pgrepl.replication.lake.apply.work_item import ApplierProgress
 from airflow_provider_pgrepl.replication.pgoutput.columns import TransactionBegin
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
-from airflow_provider_pgrepl.replication.receiver.receiver import record_gap
 from airflow_provider_pgrepl.replication.state.tables import TableState
 from tests.support.kept import A, B, Kept, kept_tables
 from tests.support.replicated import execute
@@ -41,7 +40,7 @@ def look(kept: Kept, watch: TableWatch) -> None:
 def skip(kept: Kept, oid: int, lsn: LSN) -> None:
     """Record a gap, as a `pgrepl skip` that died before it had marked tables."""
     begun = TransactionBegin(lsn, 700, 1_700_000_000_000_000)
-    record_gap(kept.pipeline, Gap(begun, frozenset([oid]), "it cannot be sent"), None)
+    record_gap(kept.pipeline.lake_root, Gap(begun, frozenset([oid]), "it cannot be sent"), None)
 
 
 def test_a_skipped_transaction_stops_the_tables_that_it_may_have_changed(kept, watch):

@@ -15,14 +15,15 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from airflow_provider_pgrepl import errors
-from airflow_provider_pgrepl.errors import GapError
+from airflow_provider_pgrepl.errors import ChangelogError, GapError
 from airflow_provider_pgrepl.replication.pgoutput.columns import TransactionBegin
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.storage import open_storage
 
-from .layout import ROW_SCHEMA
+from .layout import ROW_SCHEMA, changelog_uri
 from .reader import live_files, read_rows
+from .writer import ChangelogWriter
 
 GAP = "G"
 NO_RELATION = 0
@@ -121,3 +122,24 @@ def _read(changelog: DeltaTable, epoch: Epoch, oid: int, above: LSN, columns: li
     paths = [file.path for file in live_files(changelog, epoch, above) if file.may_hold(oid)]
     rows = read_rows(filesystem, root, paths, oid, above, columns)
     return rows.filter(pc.equal(rows["op"], GAP))
+
+
+def record_gap(lake_root: str, gap: Gap, after: int | None) -> None:
+    """Record the gap in the changelog, in one commit, after everything that was received before it.
+
+    `after`: the `sequence` of the writer that made those changes durable. Raises FencedError if another
+    receiver has written since, ChangelogError if the changelog is durable past the gap, LakeUnavailableError.
+    """
+    writer = ChangelogWriter(changelog_uri(lake_root), after)
+    if writer.durable_lsn > gap.lsn:
+        raise ChangelogError(f"the changelog is durable up to {writer.durable_lsn}, beyond {gap.lsn}")
+    part = writer.write_part(gap.rows(writer.epoch))
+    writer.append(
+        [part],
+        durable_lsn=gap.end_lsn,
+        first_lsn=gap.lsn,
+        last_lsn=gap.lsn,
+        last_commit_us=gap.begun.commit_us,
+        kind="gap",
+    )
+    writer.rest()

@@ -18,13 +18,12 @@ from functools import partial
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import (
     BusyError,
-    ChangelogError,
     FencedError,
     PgReplError,
     SourceConnectionError,
     UnsendableError,
 )
-from airflow_provider_pgrepl.replication.changelog.gaps import Gap, last_gap
+from airflow_provider_pgrepl.replication.changelog.gaps import last_gap
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_durable_lsn, read_token
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter, Fence
@@ -67,27 +66,6 @@ def _leave_to_app(fork_lsn: LSN) -> None:
         f"the source was promoted at {fork_lsn}, and the replication app has not received from it yet",
         "start the replication app, then run this again",
     )
-
-
-def record_gap(pipeline: Pipeline, gap: Gap, after: int | None) -> None:
-    """Record the gap in the changelog, in one commit, after everything that was received before it.
-
-    `after`: the `sequence` of the writer that made those changes durable. Raises FencedError if another
-    receiver has written since, ChangelogError if the changelog is durable past the gap, LakeUnavailableError.
-    """
-    writer = ChangelogWriter(changelog_uri(pipeline.lake_root), after)
-    if writer.durable_lsn > gap.lsn:
-        raise ChangelogError(f"the changelog is durable up to {writer.durable_lsn}, beyond {gap.lsn}")
-    part = writer.write_part(gap.rows(writer.epoch))
-    writer.append(
-        [part],
-        durable_lsn=gap.end_lsn,
-        first_lsn=gap.lsn,
-        last_lsn=gap.lsn,
-        last_commit_us=gap.begun.commit_us,
-        kind="gap",
-    )
-    writer.rest()
 
 
 def pass_gaps(source: Connection, pipeline: Pipeline) -> None:

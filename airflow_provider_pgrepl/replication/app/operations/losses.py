@@ -20,7 +20,7 @@ from airflow_provider_pgrepl.replication.app.evidence import check, gather
 from airflow_provider_pgrepl.replication.app.ownership import check_acceptable, check_ours
 from airflow_provider_pgrepl.replication.app.recovery import index_recorded_tables, set_aside_torn_commits
 from airflow_provider_pgrepl.replication.changelog import own_tables
-from airflow_provider_pgrepl.replication.changelog.gaps import Gap, find_gap, gap_error
+from airflow_provider_pgrepl.replication.changelog.gaps import Gap, find_gap, gap_error, record_gap
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_epoch
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
@@ -28,7 +28,7 @@ from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.receiver import continuity
-from airflow_provider_pgrepl.replication.receiver.receiver import Receiver, pass_gaps, record_gap
+from airflow_provider_pgrepl.replication.receiver.receiver import Receiver, pass_gaps
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.server import wal_lsn
 from airflow_provider_pgrepl.replication.source.slot import read_slot
@@ -103,7 +103,7 @@ def skip_transaction(
             receiver = _receive(access, source, wanted)
             gap, seen = _find(access, source, receiver, records, named)
             if not dry_run:
-                record_gap(access.pipeline, gap, receiver.progress.sequence)
+                record_gap(access.pipeline.lake_root, gap, receiver.progress.sequence)
         if not dry_run:
             epoch = read_epoch(changelog_uri(access.pipeline.lake_root)).epoch
             state_db.record_skip(name, epoch, gap.lsn, gap.begun.xid, gap.why)
