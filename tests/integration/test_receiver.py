@@ -151,6 +151,24 @@ def test_a_truncate_of_several_tables_is_one_row_each_at_its_place(received, dsn
     assert one["new"] == ["cascade restart identity"]
 
 
+def test_large_transaction_that_was_rolled_back_stops_nothing(received, dsn):
+    """PostgreSQL 18 tells of the end of its subtransaction, though it has sent none of its rows."""
+    execute(
+        dsn,
+        "do $$ begin execute format('alter database %I set logical_decoding_work_mem = %L',"
+        " current_database(), '64kB'); end $$",
+    )
+    with closing_connection(dsn) as connection, connection.cursor() as cursor:
+        cursor.execute("begin; savepoint a")
+        cursor.execute("insert into t values (-1, 'of the subtransaction')")
+        cursor.execute("release savepoint a")
+        cursor.execute("insert into t select g, repeat('x', 300) from generate_series(1, 5000) g")
+        cursor.execute("rollback")
+    execute(dsn, "insert into t values (1, 'later')")
+    received.receive()
+    assert values(received) == ["later"]
+
+
 def test_an_unchanged_value_is_not_a_null(received, dsn):
     execute(
         dsn,

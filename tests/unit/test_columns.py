@@ -89,6 +89,16 @@ def test_a_truncate_takes_an_ordinal_for_each_of_its_tables() -> None:
     assert split.rows["ordinal"].to_pylist() == [3]
 
 
+def test_stream_abort_that_nobody_asked_for_changes_nothing() -> None:
+    """PostgreSQL 18 sends it for transactions of which it has sent nothing (its bug #19616)."""
+    abort = wire.wal_data(b"A" + bytes(8))
+    messages = [wire.put_begin(80, 1), INSERT, INSERT, wire.put_commit(80, 90)]
+    split = Splitter().split(messages)
+    with_aborts = Splitter().split([abort, *messages[:2], abort, *messages[2:]])
+    assert with_aborts.rows == split.rows
+    assert [(end.commit_lsn, end.end_lsn) for end in with_aborts.ended] == [(80, 90)]
+
+
 def test_nothing_is_split_into_nothing() -> None:
     split = Splitter().split([])
     assert (split.rows.num_rows, split.controls, split.ended) == (0, [], [])

@@ -169,7 +169,9 @@ def scan(data, offsets, state, tags, relations, lsns, ordinals, xids, times, com
                 return OUT_OF_ORDER, m, ended
             if at + 5 > end:
                 return TRUNCATED, m, ended
-        elif tag != 89 and tag != 79:  # Y, O
+        elif tag != 89 and tag != 79 and tag != 65:  # Y, O, A
+            # Servers of version 18 up to 18.4 send Stream Abort, with which there is nothing to do, also to
+            # clients that receive no transactions in progress (PostgreSQL's bug #19616).
             return UNKNOWN_KIND, m, ended
         lsns[m] = state[COMMIT_LSN]
         times[m] = state[COMMIT_TS]
@@ -177,7 +179,7 @@ def scan(data, offsets, state, tags, relations, lsns, ordinals, xids, times, com
         ordinals[m] = state[ORDINAL]
         if tag == 84:
             state[ORDINAL] += _u32(data, at + 1)
-        elif tag != 66 and tag != 67 and tag != 89 and tag != 79:
+        elif tag != 66 and tag != 67 and tag != 89 and tag != 79 and tag != 65:
             state[ORDINAL] += 1
     return OK, -1, ended
 
