@@ -237,7 +237,7 @@ def test_killed_resync_is_run_again_and_continues_its_epoch(
 def test_comparison_after_a_killed_one_reads_only_the_ranges_that_changed(
     spark: SparkSession, dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the kept sums, one range's are gone, one's are torn, one's are damaged, and one's rows changed."""
+    """The sums of one range are missing, those of two are damaged, and the rows of one have changed."""
     fill = f"select g, g % 5, repeat('v' || g, 50) from generate_series(1, {_ROWS}) g"
     execute(
         dsn,
