@@ -70,7 +70,7 @@ def forget_peak(process: int) -> None:
 
 
 def _is_task(process: Path) -> bool:
-    return _name(process) == "pyspark.daemon"
+    return _name(process).rpartition(".")[2] in ("daemon", "worker_daemon")
 
 
 def _name(process: Path) -> str:

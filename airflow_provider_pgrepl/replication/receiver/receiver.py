@@ -44,6 +44,7 @@ from airflow_provider_pgrepl.trace import log_unexpected, trace_of
 
 from . import continuity
 from .changelog_feed import ChangelogFeed, KeepaliveRule, ReceiverProgress
+from .in_progress import InProgressTransactions, NotKeptError
 
 log = logging.getLogger(__name__)
 _CHUNK_BYTES = 8 << 20
@@ -114,11 +115,15 @@ class Receiver:
         keepalive: KeepaliveRule | None = None,
         progress: ReceiverProgress | None = None,
         follow_promotion: FollowPromotion = _leave_to_app,
+        *,
+        in_progress: bool = False,
     ) -> None:
         self._dsn = dsn
         self._follow_promotion = follow_promotion
         self._pipeline = pipeline
         self._rule = keepalive or KeepaliveRule()
+        self._receives_in_progress = in_progress
+        self._in_progress = InProgressTransactions()
         self._chunks: queue.Queue[Chunk | None] = queue.Queue(
             max(1, pipeline.receive_buffer_bytes // _CHUNK_BYTES)
         )
@@ -136,8 +141,9 @@ class Receiver:
         Every transaction that committed before it is durable.
         """
         self.failed = threading.Event()
-        self._renews, self._superseded = True, 0
-        self._has_fenced = False
+        self._renews, self._superseded, self._has_fenced = True, 0, False
+        self.must_await_commits = False
+        """True if a transaction has to be received after its commit."""
         self.had_slot = False
         """True once this receiver has acquired the slot: address, login and privileges were accepted."""
 
@@ -179,8 +185,10 @@ class Receiver:
                 messages=bool(pipeline.message_prefixes) or pipeline.event_trigger,
                 message_bytes=pipeline.message_bytes,
                 server=server,
+                in_progress=self._receives_in_progress,
             )
         )
+        connections.callback(self._in_progress.close)
         self.had_slot = True
         self._liveness = Liveness(partial(is_at_work, self._server_dsn, self._stream.sender_pid))
         # While this receiver holds the slot, no other receiver on this server writes a token for it.
@@ -293,7 +301,8 @@ class Receiver:
         except BaseException as error:  # noqa: BLE001 - handed to the thread that supervises
             if self.error is None or _outranks(error, self.error):
                 self.error = error
-            level = logging.WARNING if isinstance(error, FencedError) else logging.ERROR
+            is_error = not (isinstance(error, FencedError) or self.must_await_commits)
+            level = logging.ERROR if is_error else logging.WARNING
             if isinstance(error, PgReplError):
                 log.log(level, "the receiver ended: %s", error)
             else:
@@ -310,7 +319,7 @@ class Receiver:
             while not self._stopping.is_set():
                 chunk = self._stream.read(_POLL_S, _CHUNK_BYTES)
                 if chunk.messages or chunk.keepalive:
-                    self._hand_over(chunk)
+                    self._hand_over_committed(chunk)
                 if chunk.has_heard:
                     self._liveness.heard()
                 elif self._liveness.must_ask():
@@ -356,6 +365,21 @@ class Receiver:
             "first fix the cause (the program that writes such rows, a row filter, or the server's own error"
             f" in its log); then {way_out}",
         )
+
+    def _hand_over_committed(self, chunk: Chunk) -> None:
+        """Queue what the chunk has of transactions that have committed, and keep the rest until they do.
+
+        Raises SourceConnectionError if it cannot be kept.
+        """
+        try:
+            for part in self._in_progress.take(chunk):
+                if self._stopping.is_set():
+                    return
+                self._hand_over(part)
+                self._send_status_if_due()
+        except NotKeptError as error:
+            self.must_await_commits = True
+            raise SourceConnectionError(f"a transaction in progress cannot be kept: {error}") from None
 
     def _hand_over(self, chunk: Chunk) -> None:
         """Queue the chunk for the writing thread. While the queue is full, send status messages."""
@@ -443,11 +467,10 @@ class ReconnectingReceiver:
         keepalive: KeepaliveRule | None = None,
         follow_promotion: FollowPromotion = _leave_to_app,
     ) -> None:
-        self._dsn = dsn
         self._pipeline = pipeline
-        self._keepalive = keepalive
-        self._follow_promotion = follow_promotion
         self.progress = ReceiverProgress()
+        self._new = partial(Receiver, dsn, pipeline, keepalive, self.progress, follow_promotion)
+        self._receives_in_progress = pipeline.stream_in_progress
         self._receiver = self._make()
         self._stopping = threading.Event()
         self._watching: threading.Thread | None = None
@@ -492,7 +515,7 @@ class ReconnectingReceiver:
         self._receiver.record_past(wanted)
 
     def _make(self) -> Receiver:
-        return Receiver(self._dsn, self._pipeline, self._keepalive, self.progress, self._follow_promotion)
+        return self._new(in_progress=self._receives_in_progress)
 
     def _watch(self) -> None:
         try:
@@ -527,10 +550,16 @@ class ReconnectingReceiver:
     def _may_help(self, error: BaseException) -> bool:
         """Return True if connecting again may resolve the error.
 
-        An UnsendableError is retried once at the same transaction.
+        An UnsendableError is retried once at the same transaction. After it, transactions are received when
+        they have committed: only then does the server name one that it cannot send.
         """
+        if self._receiver.must_await_commits or isinstance(error, UnsendableError):
+            self._receives_in_progress = False
         if isinstance(error, SourceConnectionError):
-            log.warning("the connection to the source was lost; connecting again")
+            why = "the connection to the source was lost; connecting again"
+            if self._receiver.must_await_commits:
+                why = f"{error}; from now on, transactions are received when they have committed"
+            log.warning("%s", why)
             return True
         if not isinstance(error, UnsendableError):
             return False

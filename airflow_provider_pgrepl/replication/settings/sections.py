@@ -184,6 +184,10 @@ class Receiving:
     """
     receive_buffer_bytes: Size = 64 * MIB
     """Bytes that were received and not yet decoded; limits the receiver's memory."""
+    stream_in_progress: bool = False
+    """If true, large transactions are received [while they are in
+    progress](source-statements.md#large-transactions), and so are in the lake sooner after their commit.
+    """
     message_bytes: Size = 4 * MIB
     """Of a [logical message](messages.md) with more bytes only prefix and size are kept."""
     message_prefixes: tuple[str, ...] = ("*",)

@@ -82,6 +82,10 @@ _CONNECTING: dict[int, tuple[bool, bool]] = {
     pq.PollingStatus.READING: (True, False),
     pq.PollingStatus.WRITING: (False, True),
 }
+_OF_BLOCKS = b"ScA"
+"""The kinds of messages that begin a block of a transaction in progress, commit it and abort it."""
+_BLOCK_START, _BLOCK_STOP = b"SE"
+_LONGEST_OF_BLOCKS = HEADER + 30
 _CHUNK_MESSAGES = 65_536
 _READING_S = 0.5
 """The seconds after its timeout when `read` returns, even if keepalives or parts of a message arrive."""
@@ -165,13 +169,15 @@ class Keepalive:
 class Chunk:
     """Data messages in the order received, then at most one keepalive that arrived after all of them.
 
-    `has_heard`: True if anything arrived, even only a part of a message.
+    `has_heard`: True if anything arrived, even only a part of a message. `has_blocks`: True if some messages
+    are about transactions in progress.
     """
 
     messages: list[bytes | memoryview]
     size: int
     keepalive: Keepalive | None = None
     has_heard: bool = False
+    has_blocks: bool = False
 
 
 class ReplicationStream:
@@ -186,8 +192,12 @@ class ReplicationStream:
         messages: bool = True,
         message_bytes: int | None = None,
         server: Server | None = None,
+        in_progress: bool = False,
     ) -> None:
-        """Start streaming. `server`: raise SourceConnectionError if the connection leads to another one."""
+        """Start streaming. `server`: raise SourceConnectionError if the connection leads to another one.
+        `in_progress`: large transactions are sent while they are in progress (protocol version 2).
+        """
+        self._in_progress, self._is_in_block = in_progress, False
         self._message_bytes = sys.maxsize if message_bytes is None else message_bytes
         self._connection = _connect(stream_conninfo(dsn, stream_role(slot)))
         self.has_ended = False
@@ -197,7 +207,7 @@ class ReplicationStream:
             self._execute(pin_statement(is_stream=True), pq.ExecStatus.TUPLES_OK)
             if server is not None:
                 self._check_identity(server)
-            self._execute(_start_command(slot, publication, messages), pq.ExecStatus.COPY_BOTH)
+            self._execute(_start_command(slot, publication, messages, in_progress), pq.ExecStatus.COPY_BOTH)
             # Do not wait for the network: data that cannot be sent now is sent with the next message.
             self._connection.nonblocking = 1
         except BaseException:
@@ -221,11 +231,13 @@ class ReplicationStream:
         get = self._connection.get_copy_data
         messages: list[bytes | memoryview] = []
         keepalive: Keepalive | None = None
-        size, has_heard = 0, False
+        size, has_heard, has_blocks = 0, False, self._is_in_block
         until = time.monotonic() + timeout_s + _READING_S
         while size < max_bytes and len(messages) < _CHUNK_MESSAGES:
             length, data = get(1)
             if length > 0 and data[0] == _IS_DATA:
+                if self._in_progress and HEADER < length <= _LONGEST_OF_BLOCKS:
+                    has_blocks |= self._notice(data[HEADER])
                 messages.append(self._kept(data))
                 size += len(messages[-1])
                 keepalive = None
@@ -245,7 +257,17 @@ class ReplicationStream:
                 has_heard |= goes_on
             if not goes_on or time.monotonic() >= until:
                 break
-        return Chunk(messages, size, keepalive, has_heard or bool(messages or keepalive))
+        return Chunk(messages, size, keepalive, has_heard or bool(messages or keepalive), has_blocks)
+
+    def _notice(self, kind: int) -> bool:
+        """Return True if a message of this kind is about a transaction in progress, which may begin or end a
+        block of its messages."""
+        if not self._is_in_block and kind in _OF_BLOCKS:
+            self._is_in_block = kind == _BLOCK_START
+            return True
+        if kind == _BLOCK_STOP:
+            self._is_in_block = False
+        return False
 
     def _more(self, timeout_s: float, *, has_some: bool) -> bool:
         """Return True if more data has arrived, or if the connection is lost meanwhile.
@@ -266,7 +288,7 @@ class ReplicationStream:
     def _kept(self, data: memoryview) -> bytes | memoryview:
         """Return a message, without the content of a logical message of more than `message_bytes`."""
         if len(data) > self._message_bytes:
-            data = without_content(data, HEADER, self._message_bytes)
+            data = without_content(data, HEADER, self._message_bytes, has_xid=self._is_in_block)
         return bytes(data) if len(data) <= _COPIED_BYTES else data
 
     def send_status(self, received: LSN, confirmed: LSN, *, wants_reply: bool = False) -> None:
@@ -375,9 +397,10 @@ def _connect(conninfo: str) -> pq.abc.PGconn:
     raise SourceConnectionError(f"cannot open a replication connection: {reason}")
 
 
-def _start_command(slot: str, publication: str, messages: bool) -> str:
+def _start_command(slot: str, publication: str, messages: bool, in_progress: bool) -> str:
     name = '"' + publication.replace('"', '""') + '"'
-    options = f"proto_version '1', publication_names '{name.replace(chr(39), chr(39) * 2)}'"
+    version = "proto_version '2', streaming 'on'" if in_progress else "proto_version '1'"
+    options = f"{version}, publication_names '{name.replace(chr(39), chr(39) * 2)}'"
     if messages:
         options += ", messages 'true'"
     return f'START_REPLICATION SLOT "{slot}" LOGICAL 0/0 ({options})'
