@@ -275,8 +275,13 @@ def test_rows_of_a_subtransaction_that_was_rolled_back_are_not_received(received
     assert receiver.progress.reconnects == 1
 
 
-def test_without_room_transactions_are_received_after_their_commits(received, dsn, monkeypatch, caplog):
+@pytest.mark.parametrize("reconnect_s", [0.0, 300.0])
+def test_without_room_transactions_are_received_after_their_commits(
+    received, dsn, tmp_path, monkeypatch, caplog, reconnect_s
+):
     monkeypatch.setattr(in_progress, "LEFT_FREE_BYTES", 1 << 60)
+    settings = {"flush_interval_s": 0.05, "stream_in_progress": True, "reconnect_s": reconnect_s}
+    received = Received(dsn, tmp_path, ("public.t",), **settings)
     with receiving(received) as receiver, transaction(dsn) as cursor:
         insert(cursor, 1, 9000)
         wait_until(lambda: receiver.progress.reconnects == 1, what="the receiver to connect again")

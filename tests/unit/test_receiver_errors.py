@@ -97,6 +97,7 @@ class Arriving:
         stream = ReplicationStream.__new__(ReplicationStream)
         stream._connection, stream._message_bytes = self, 1 << 30
         stream.has_ended, stream._lost = False, None
+        stream._in_progress = stream._is_in_block = False
         return stream
 
 

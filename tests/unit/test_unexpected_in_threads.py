@@ -56,7 +56,8 @@ stub: Any = SimpleNamespace
 
 
 def test_receiver_thread_leaves_its_trace(caplog):
-    receiver: Any = bare(Receiver, error=None, _stopping=threading.Event(), failed=threading.Event())
+    events = {"_stopping": threading.Event(), "failed": threading.Event()}
+    receiver: Any = bare(Receiver, error=None, must_await_commits=False, **events)
     receiver._threads = []
     thread = receiver._thread("pgrepl-read", raise_unexpected)
     thread.start()

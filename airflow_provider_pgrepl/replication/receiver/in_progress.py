@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_provider_pgrepl.errors import WireError
-from airflow_provider_pgrepl.replication.pgoutput.columns import HEADER, Int64s
+from airflow_provider_pgrepl.replication.pgoutput.columns import HEADER
 from airflow_provider_pgrepl.replication.runtime.quantities import show_bytes
 from airflow_provider_pgrepl.replication.source.stream import Chunk
 
@@ -54,11 +54,15 @@ class NotKeptError(Exception):
 
 @dataclass(frozen=True)
 class _Block:
-    """A part of a transaction's file: messages, compressed together. `lengths`: of each message."""
+    """A part of a transaction's file: the lengths of `count` messages and the messages, compressed together.
+
+    `raw_size`: the size of what was compressed.
+    """
 
     start: int
     size: int
-    lengths: Int64s
+    raw_size: int
+    count: int
 
 
 class _Transaction:
@@ -75,14 +79,15 @@ class _Transaction:
     def add(self, messages: list[Message]) -> None:
         """Add messages, which have the xid of their subtransaction after their kind. Raises NotKeptError."""
         kept = [self._without_xid(message) for message in messages]
-        content = b"".join(kept)
+        lengths = np.fromiter(map(len, kept), np.int64, len(kept))
+        content = lengths.tobytes() + b"".join(kept)
         packed = _CODEC.compress(content, asbytes=True)
         try:
             _check_room(self._file.fileno(), len(packed))
             self._file.write(packed)
         except OSError as error:
             raise NotKeptError(_cannot_write(error)) from None
-        self._blocks.append(_Block(self._end, len(packed), np.fromiter(map(len, kept), np.int64, len(kept))))
+        self._blocks.append(_Block(self._end, len(packed), len(content), len(kept)))
         self._end += len(packed)
         self.size += len(content)
 
@@ -97,9 +102,10 @@ class _Transaction:
         """Yield the messages of each block."""
         for block in self._blocks:
             self._file.seek(block.start)
-            content = _CODEC.decompress(self._file.read(block.size), int(block.lengths.sum()), asbytes=True)
-            ends = np.cumsum(block.lengths).tolist()
-            yield [content[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+            content = _CODEC.decompress(self._file.read(block.size), block.raw_size, asbytes=True)
+            lengths = np.frombuffer(content, np.int64, block.count)
+            ends = (lengths.nbytes + np.cumsum(lengths)).tolist()
+            yield [content[start:end] for start, end in zip([lengths.nbytes, *ends], ends, strict=False)]
 
     def close(self) -> None:
         self._file.close()

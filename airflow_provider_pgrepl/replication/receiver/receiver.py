@@ -56,7 +56,7 @@ _MENDABLE = (SourceConnectionError, UnsendableError)
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
 _FAILED_POLL_S = 0.1
-_STOP_LIMIT_S = 60.0
+_STOP_LIMIT_S = _LEAST_S = 60.0
 FollowPromotion = Callable[[LSN], None]
 """Called before changes are received from a promoted standby, with the LSN at which it left the recorded
 timeline: stops tables that may have rows from after that LSN. May be called again for the same promotion."""
@@ -543,9 +543,10 @@ class ReconnectingReceiver:
             # Count changes as well: the token that each start writes also advances the durable LSN.
             is_further = self.progress.durable_lsn > durable and self.progress.changes > changes
             is_new = now - started > self._pipeline.reconnect_s or is_further
-            if is_new or not began:
+            if is_new or not began or self._receiver.must_await_commits:
                 began, self._pause_s = now, FIRST_PAUSE_S
-            self._connect_again(began + self._pipeline.reconnect_s, error)
+            least_s = _LEAST_S if self._receiver.must_await_commits else 0.0
+            self._connect_again(began + max(least_s, self._pipeline.reconnect_s), error)
 
     def _may_help(self, error: BaseException) -> bool:
         """Return True if connecting again may resolve the error.
@@ -556,10 +557,9 @@ class ReconnectingReceiver:
         if self._receiver.must_await_commits or isinstance(error, UnsendableError):
             self._receives_in_progress = False
         if isinstance(error, SourceConnectionError):
-            why = "the connection to the source was lost; connecting again"
-            if self._receiver.must_await_commits:
-                why = f"{error}; from now on, transactions are received when they have committed"
-            log.warning("%s", why)
+            lost = "the connection to the source was lost; connecting again"
+            later = f"{error}; from now on, transactions are received when they have committed"
+            log.warning("%s", later if self._receiver.must_await_commits else lost)
             return True
         if not isinstance(error, UnsendableError):
             return False
