@@ -127,8 +127,7 @@ PYTEST = if sh setup/servers.sh; then export PGREPL_REQUIRE_DEBIAN=1; fi; \
 
 .PHONY: test
 # Their tests wait for servers more than they compute.
-mechanisms test-fast: WORKERS = 5
-rest: WORKERS = 6
+mechanisms test-fast rest: WORKERS = 5
 test: venv java ## The checks, and a test of each mechanism: about 11 minutes on two cores
 	@$(MAKE) -j 4 -k checked mechanisms
 
