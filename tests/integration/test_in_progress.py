@@ -23,22 +23,13 @@ from airflow_provider_pgrepl.replication.receiver.receiver import ReconnectingRe
 from airflow_provider_pgrepl.replication.source.stream import ReplicationStream
 from tests.conftest import closing_connection
 from tests.support.received import Received, wait_until_seen
-from tests.support.replicated import execute, let_senders_wait, wait_until
+from tests.support.replicated import execute, let_senders_wait, set_in_database, wait_until
 
 SESSIONS = 3
 STEPS = 150
 END = b"this is the end"
 RANDOM_TEXT = "(select string_agg(md5(random()::text), '') from generate_series(1, 512) where g is not null)"
 """16 kB that cannot be compressed, another text for each row `g`."""
-
-
-def set_in_database(dsn: str, setting: str, value: str) -> None:
-    """Set it for sessions of the database that begin later, those of its walsenders among them."""
-    execute(
-        dsn,
-        f"do $$ begin execute format('alter database %I set {setting} = %L',"
-        f" current_database(), '{value}'); end $$",
-    )
 
 
 @contextlib.contextmanager

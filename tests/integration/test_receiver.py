@@ -25,7 +25,7 @@ from airflow_provider_pgrepl.replication.receiver.receiver import Receiver
 from airflow_provider_pgrepl.replication.source.stream import ReplicationStream
 from tests.conftest import closing_connection
 from tests.support.received import EAGER, Received, wait_until_seen
-from tests.support.replicated import execute, wait_until
+from tests.support.replicated import execute, set_in_database, wait_until
 
 EMPTY_TRANSACTIONS = "before 15 the server sends transactions that are empty, since then keepalives instead"
 
@@ -153,11 +153,7 @@ def test_a_truncate_of_several_tables_is_one_row_each_at_its_place(received, dsn
 
 def test_large_transaction_that_was_rolled_back_stops_nothing(received, dsn):
     """PostgreSQL 18 tells of the end of its subtransaction, though it has sent none of its rows."""
-    execute(
-        dsn,
-        "do $$ begin execute format('alter database %I set logical_decoding_work_mem = %L',"
-        " current_database(), '64kB'); end $$",
-    )
+    set_in_database(dsn, "logical_decoding_work_mem", "64kB")
     with closing_connection(dsn) as connection, connection.cursor() as cursor:
         cursor.execute("begin; savepoint a")
         cursor.execute("insert into t values (-1, 'of the subtransaction')")

@@ -156,13 +156,18 @@ def wait_until(condition: Callable[[], Any], timeout: float = _HANGS_S, what: st
     raise AssertionError(f"waited {timeout} s for {what}")
 
 
-def let_senders_wait(dsn: str) -> None:
-    """Set no limit to the time in which clients must answer the database's walsenders that start later."""
+def set_in_database(dsn: str, setting: str, value: str) -> None:
+    """Set it for sessions of the database that begin later, those of its walsenders among them."""
     execute(
         dsn,
-        "do $$ begin execute format('alter database %I set wal_sender_timeout = 0',"
-        " current_database()); end $$",
+        f"do $$ begin execute format('alter database %I set {setting} = %L',"
+        f" current_database(), '{value}'); end $$",
     )
+
+
+def let_senders_wait(dsn: str) -> None:
+    """Set no limit to the time in which clients must answer the database's walsenders that start later."""
+    set_in_database(dsn, "wal_sender_timeout", "0")
 
 
 def has_no_sender(server: Server) -> bool:

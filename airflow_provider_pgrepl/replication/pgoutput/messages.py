@@ -151,10 +151,8 @@ def parse_message(data: bytes) -> LogicalMessage:
     return LogicalMessage(bool(flags & 1), lsn, prefix, content, left_out)
 
 
-def without_content(message: memoryview, at: int, most: int, *, has_xid: bool = False) -> memoryview:
+def without_content(message: memoryview, at: int, most: int) -> memoryview:
     """Return the message that begins at offset `at`; remove the content of an `M` if it exceeds `most` bytes.
-
-    `has_xid`: an xid follows the kind, as in a block of a transaction in progress.
 
     The size of the removed content stays in the message. The content of an `M` is also removed if its prefix
     is longer than `most` and 1,000 bytes; the prefix is cut to 1,000 bytes then. Any other message is
@@ -162,19 +160,18 @@ def without_content(message: memoryview, at: int, most: int, *, has_xid: bool = 
     """
     if len(message) <= at or message[at] != _MESSAGE:
         return message
-    flags_at = at + 1 + (_UINT32.size if has_xid else 0)
-    start = flags_at - 1 + _MESSAGE_HEAD
+    start = at + _MESSAGE_HEAD
     end = next((found for found in _ends_of_text(message, start)), None)
     if end is None or len(message) < end + 1 + _UINT32.size:
         raise WireError("a Message message ends inside its prefix")
     size = message[end + 1 : end + 1 + _UINT32.size]
     if _UINT32.unpack(size)[0] <= most and end - start <= max(most, _LONGEST_PREFIX):
         return message
-    flags = message[flags_at] | _LEFT_OUT
+    flags = message[at + 1] | _LEFT_OUT
     prefix = bytes(message[start : min(end, start + _LONGEST_PREFIX)])
     if end > start + _LONGEST_PREFIX:
         prefix = prefix.decode(errors="ignore").encode() + "…".encode()
-    head = (message[:flags_at], bytes([flags]), message[flags_at + 1 : start], prefix, b"\0", size)
+    head = (message[: at + 1], bytes([flags]), message[at + 2 : start], prefix, b"\0", size)
     return memoryview(b"".join(head))
 
 

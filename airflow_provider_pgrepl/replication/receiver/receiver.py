@@ -56,7 +56,9 @@ _MENDABLE = (SourceConnectionError, UnsendableError)
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
 _FAILED_POLL_S = 0.1
-_STOP_LIMIT_S = _LEAST_S = 60.0
+_STOP_LIMIT_S = 60.0
+_PROTOCOL_CHANGE_S = 60.0
+"""The least seconds for connecting again with another version of the protocol, which is no outage."""
 FollowPromotion = Callable[[LSN], None]
 """Called before changes are received from a promoted standby, with the LSN at which it left the recorded
 timeline: stops tables that may have rows from after that LSN. May be called again for the same promotion."""
@@ -141,7 +143,8 @@ class Receiver:
         Every transaction that committed before it is durable.
         """
         self.failed = threading.Event()
-        self._renews, self._superseded, self._has_fenced = True, 0, False
+        self._renews, self._superseded = True, 0
+        self._has_fenced = False
         self.must_await_commits = False
         """True if a transaction has to be received after its commit."""
         self.had_slot = False
@@ -471,7 +474,7 @@ class ReconnectingReceiver:
         self.progress = ReceiverProgress()
         self._new = partial(Receiver, dsn, pipeline, keepalive, self.progress, follow_promotion)
         self._receives_in_progress = pipeline.stream_in_progress
-        self._receiver = self._make()
+        self._receiver = self._new(in_progress=self._receives_in_progress)
         self._stopping = threading.Event()
         self._watching: threading.Thread | None = None
         self._pause_s = FIRST_PAUSE_S
@@ -514,9 +517,6 @@ class ReconnectingReceiver:
         """Make the changelog durable past an LSN as soon as that was received, also if the source is idle."""
         self._receiver.record_past(wanted)
 
-    def _make(self) -> Receiver:
-        return self._new(in_progress=self._receives_in_progress)
-
     def _watch(self) -> None:
         try:
             self._replace_when_lost()
@@ -545,7 +545,7 @@ class ReconnectingReceiver:
             is_new = now - started > self._pipeline.reconnect_s or is_further
             if is_new or not began or self._receiver.must_await_commits:
                 began, self._pause_s = now, FIRST_PAUSE_S
-            least_s = _LEAST_S if self._receiver.must_await_commits else 0.0
+            least_s = _PROTOCOL_CHANGE_S if self._receiver.must_await_commits else 0.0
             self._connect_again(began + max(least_s, self._pipeline.reconnect_s), error)
 
     def _may_help(self, error: BaseException) -> bool:
@@ -582,7 +582,7 @@ class ReconnectingReceiver:
             if self._stopping.wait(self._pause_s):
                 return
             self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
-            receiver = self._make()
+            receiver = self._new(in_progress=self._receives_in_progress)
             try:
                 receiver.start()
             except (SourceConnectionError, BusyError) as failure:

@@ -287,8 +287,9 @@ class ReplicationStream:
 
     def _kept(self, data: memoryview) -> bytes | memoryview:
         """Return a message, without the content of a logical message of more than `message_bytes`."""
-        if len(data) > self._message_bytes:
-            data = without_content(data, HEADER, self._message_bytes, has_xid=self._is_in_block)
+        # No transaction in progress is kept that has a logical message.
+        if len(data) > self._message_bytes and not self._is_in_block:
+            data = without_content(data, HEADER, self._message_bytes)
         return bytes(data) if len(data) <= _COPIED_BYTES else data
 
     def send_status(self, received: LSN, confirmed: LSN, *, wants_reply: bool = False) -> None:

@@ -204,20 +204,25 @@ def _newest(found: Mapping[str, _Header]) -> Iterator[tuple[str, _Header]]:
 
 def _read_headers(folder: str) -> dict[str, _Header | None]:
     """Return the header of each file; None for one that is not whole, or of another version."""
+    filesystem, _ = open_storage(folder)
+    paths = _list(folder)
+    with storage_errors(folder, "read"), requests_at_once(filesystem, len(paths)) as each:
+        read = partial(read_range, filesystem, offset=0, length=_HEADER_BYTES)
+        return dict(zip(paths, each(lambda path: _Header.parse(read(path)), paths), strict=True))
+
+
+def _list(folder: str) -> list[str]:
     filesystem, root = open_storage(folder)
     with storage_errors(folder, "read"):
         infos = filesystem.get_file_info(fs.FileSelector(root, allow_not_found=True))
-        paths = [info.path for info in infos if is_sums(info)]
-        with requests_at_once(filesystem, len(paths)) as each:
-            read = partial(read_range, filesystem, offset=0, length=_HEADER_BYTES)
-            return dict(zip(paths, each(lambda path: _Header.parse(read(path)), paths), strict=True))
+        return [info.path for info in infos if is_sums(info)]
 
 
 def forget_sums(lake_root: str, table: TableName) -> None:
     """Delete the kept sums of a table. An error is logged: maintenance deletes what stays."""
     folder = copies_folder(lake_root, table)
     with suppress(LakeError):
-        _delete(folder, list(_read_headers(folder)))
+        _delete(folder, _list(folder))
 
 
 def _delete(folder: str, paths: Sequence[str]) -> None:
