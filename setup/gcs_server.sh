@@ -7,5 +7,5 @@ cd "$(dirname "$0")/.."
 if [ "$target/gcs_server" -nt setup/gcs_server/main.go ]; then exit 0; fi
 echo "building fake-gcs-server into $target, once; this takes some minutes"
 mkdir -p "$target"
-sh setup/go.sh go build -C setup/gcs_server -p 2 -ldflags "-s -w" -o "$target/building" .
+sh setup/go.sh go build -C setup/gcs_server -p 2 -o "$target/building" .
 mv "$target/building" "$target/gcs_server"

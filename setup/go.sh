@@ -14,5 +14,6 @@ if ! go version 2>/dev/null | grep -Eq 'go1\.(2[6-9]|[3-9][0-9])'; then
     fi
     PATH="$work/go/bin:$PATH"
 fi
-export PATH GOPATH="$work/path" GOCACHE="$work/cache" GOFLAGS="-buildvcs=false -modcacherw"
+# Nobody debugs these programs, and compilers that collect less garbage take more memory: a sixth less CPU time in all.
+export PATH GOPATH="$work/path" GOCACHE="$work/cache" GOGC=400 GOFLAGS="-buildvcs=false -modcacherw -gcflags=all=-dwarf=false -ldflags=-s"
 exec "$@"
