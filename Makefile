@@ -100,6 +100,11 @@ oldest: venv
 majors: venv ## Fetch PostgreSQL 14 to 17 into .postgresql, once
 	@sh setup/majors.sh
 
+# The tests in `make test-rest` start it often.
+.PHONY: class-archive
+class-archive: venv kafka
+	@$(PYTHON) -m tests.support.class_archive
+
 .PHONY: downloads
 downloads: venv maven
 	@$(MAKE) -j 4 --output-sync=target majors kafka debezium registry s3a gs abfs
@@ -141,7 +146,12 @@ checked: venv
 collected: venv
 	@$(PYTHON) -m pytest --collect-only --quiet --tier test >/dev/null 2>&1 || true
 
-mechanisms: setup jars oldest collected
+# Here they are installed beside the rest; what is missing is reported by PYTEST.
+.PHONY: servers
+servers:
+	@sh setup/servers.sh >/dev/null 2>&1 || true
+
+mechanisms: setup jars oldest servers collected
 	@export PGREPL_TEST_PG_MAJORS="14 18"; $(PYTEST) --tier test $(if $(COVERAGE),--cov --cov-report= --cov-fail-under=93)
 
 .PHONY: test-fast
@@ -149,8 +159,7 @@ test-fast: setup ## Quick tests that need no Spark, no broker and no store: 3 mi
 	@export PGREPL_TEST_PG_MAJORS="18"; $(PYTEST) --tier fast
 
 .PHONY: test-rest
-test-rest: downloads java setup jars ## What `make test` leaves out: every major, Kafka, object stores, clusters, more examples
-	@$(PYTHON) -m tests.support.class_archive
+test-rest: downloads class-archive setup jars ## What `make test` leaves out: every major, Kafka, object stores, clusters, more examples
 	@mkdir -p .pytest_cache; rm -f .pytest_cache/built
 	@$(MAKE) -j 2 -k built rest
 
@@ -165,8 +174,9 @@ rest:
 # Downloads take minutes of a slow network, and seconds of a processor: they need not be waited for. What fails
 # is fetched again by `make test-rest`.
 .PHONY: test-and-fetch
-test-and-fetch: maven oldest
-	@mkdir -p .pytest_cache; nice $(MAKE) downloads >.pytest_cache/downloads.log 2>&1 & $(MAKE) test; code=$$?; wait; exit $$code
+test-and-fetch: venv java maven
+	@$(MAKE) -j 4 --output-sync=target setup jars oldest servers
+	@mkdir -p .pytest_cache; nice $(MAKE) downloads class-archive >.pytest_cache/downloads.log 2>&1 & $(MAKE) test; code=$$?; wait; exit $$code
 
 .PHONY: test-all
 test-all: ## `make test`, `make test-rest`, then `make rehearsal`: 50 minutes
