@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
-import tempfile
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -25,11 +24,12 @@ from tests.support.publishing import (
     killed_amid_sending,
     published_more,
     publishing,
+    suffer_each_fault,
     wait_for_failures,
 )
 from tests.support.received import Received
 from tests.support.replicated import execute, wait_until
-from tests.support.silent_proxy import SilentProxy
+from tests.support.toxiproxy import CUT, running_toxiproxy
 
 
 @pytest.fixture
@@ -124,31 +124,21 @@ def test_publisher_waits_for_broker_that_is_not_there(received, kafka, monkeypat
         published_more(received, 1)
 
 
-@pytest.fixture
-def behind_proxy() -> Iterator[tuple[KafkaBroker, SilentProxy]]:
-    """A broker that names the proxy as its address: clients of Kafka go where the cluster tells them."""
-    with tempfile.TemporaryDirectory(prefix="pgrepl-test-kafka-") as folder:
-        broker = SmallBroker(Path(folder))
-        with closing(SilentProxy(broker.port)) as proxy:
-            broker.advertised = f"127.0.0.1:{proxy.port}"
-            broker.start()
-            try:
-                yield broker, proxy
-            finally:
-                broker.stop()
-
-
-def test_every_change_arrives_when_connection_stalls(received, behind_proxy, monkeypatch):
-    broker, proxy = behind_proxy
-    monkeypatch.setenv(TARGET_VARIABLE, f"kafka://127.0.0.1:{proxy.port}")
-    with changing(received), publishing(received, IMPATIENT):
-        published_more(received, 50)
-        proxy.fall_silent()
-        wait_until(lambda: "sent again" in received.log_tail(), what="the publisher to notice")
-        proxy.speak_again()
-        published_more(received, 50)
-    finish(received)
-    assert_all_arrived(received, broker)
+def test_every_change_arrives_under_faults_of_network(received, monkeypatch, tmp_path):
+    broker = SmallBroker(tmp_path / "kafka")
+    with running_toxiproxy() as proxy, ExitStack() as ended:
+        ended.callback(broker.stop)
+        link = proxy.link("kafka", broker.port)
+        # Clients of Kafka go where the cluster tells them.
+        broker.advertised = f"127.0.0.1:{link.port}"
+        broker.start()
+        monkeypatch.setenv(TARGET_VARIABLE, f"kafka://{broker.advertised}")
+        with changing(received) as changes, publishing(received, IMPATIENT):
+            published_more(received, 50)
+            # Kafka's client connects again by itself, and has ten seconds for it.
+            suffer_each_fault(received, link, changes, noticed=("timeout", CUT))
+        finish(received)
+        assert_all_arrived(received, broker)
 
 
 @pytest.fixture

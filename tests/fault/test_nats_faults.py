@@ -30,11 +30,13 @@ from tests.support.publishing import (
     published_above,
     published_more,
     publishing,
+    suffer_each_fault,
     wait_for_failures,
 )
 from tests.support.received import Received
 from tests.support.replicated import execute, wait_until
 from tests.support.silent_proxy import SilentProxy
+from tests.support.toxiproxy import running_toxiproxy
 
 USERS = """
 authorization { users = [
@@ -156,6 +158,19 @@ def test_every_change_arrives_when_connection_stalls(received, jetstream, monkey
         wait_until(lambda: "sent again" in received.log_tail(), what="the publisher to notice")
         proxy.speak_again()
         published_more(received, 50)
+    monkeypatch.setenv(TARGET_VARIABLE, jetstream.uri)
+    finish(received)
+    assert_all_arrived(received, jetstream.uri)
+
+
+@pytest.mark.thorough("test_every_change_arrives_when_connection_stalls")
+def test_every_change_arrives_under_faults_of_network(received, jetstream, monkeypatch):
+    with running_toxiproxy() as proxy:
+        link = proxy.link("nats", jetstream.port)
+        monkeypatch.setenv(TARGET_VARIABLE, f"nats://127.0.0.1:{link.port}")
+        with changing(received) as changes, publishing(received, IMPATIENT):
+            published_more(received, 50)
+            suffer_each_fault(received, link, changes)
     monkeypatch.setenv(TARGET_VARIABLE, jetstream.uri)
     finish(received)
     assert_all_arrived(received, jetstream.uri)

@@ -7,7 +7,7 @@ import random
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from airflow_provider_pgrepl.replication.events.publish.record import read_recor
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from tests.support.received import Received
 from tests.support.replicated import kill, wait_for_end, wait_until
+from tests.support.toxiproxy import ENDING, FAULTS, Link
 
 IMPATIENT = Path(__file__).parents[1] / "fault" / "impatient.py"
 """Runs a publisher whose limits of time are seconds."""
@@ -193,6 +194,27 @@ def wait_for_failures(received: Received, count: int = 1) -> None:
         wait_until(lambda: failures() >= wanted, what=f"{count} more failed attempts to connect")
     except AssertionError as error:
         raise AssertionError(f"{error}; the log ends with:\n{received.log_tail()}") from None
+
+
+def suffer_each_fault(
+    received: Received, link: Link, changes: Changes, noticed: Collection[str] = ENDING
+) -> None:
+    """Apply each fault to the publisher's connection; some more is published after each.
+
+    :param noticed: the faults that last until the publisher logs that it lost the connection; each other one
+        lasts while a hundred changes are made
+    """
+
+    def losses() -> int:
+        return received.log.read_bytes().count(b"sent again")
+
+    for fault in FAULTS:
+        before = losses()
+        with link.suffering(fault):
+            changes.wait_for_more(100)
+            if fault in noticed:
+                wait_until(lambda: losses() > before, what=f"{fault} to be noticed")  # noqa: B023
+        published_more(received, 50)
 
 
 def published_more(received: Received, count: int) -> None:
