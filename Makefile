@@ -204,10 +204,11 @@ mutations: java setup jars oldest ## Check that `make test` fails for each fault
 	$(PYTHON) -m tests.mutate $(MUTATIONS)
 
 .PHONY: soak
-soak: setup java jars ## Random traffic, DDL and faults for HOURS=8, then `verify`; prints a report
+soak: setup java jars $(if $(filter s3,$(LAKE)),versitygw) ## Random traffic, DDL and faults for HOURS=8, then `verify` (LAKE=s3 EVENTS=nats); prints a report
 	@sh setup/toxiproxy.sh
 	@rm -rf .go
-	@$(PYTHON) -m tests.soak --hours $(HOURS)
+	@$(if $(filter nats,$(EVENTS)),sh setup/nats.sh)
+	@$(PYTHON) -m tests.soak --hours $(HOURS) $(if $(LAKE),--lake $(LAKE)) $(if $(EVENTS),--events $(EVENTS))
 
 .PHONY: test-seeds
 test-seeds: setup java jars ## Random tables, types, transactions and failures under many seeds (SEEDS=100 FIRST_SEED=1)

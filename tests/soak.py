@@ -2,41 +2,57 @@
 
     python -m tests.soak --hours 8                 the report is printed
     python -m tests.soak --hours 8 --report FILE   and written to a file, in Markdown
+    python -m tests.soak --lake s3 --events nats   the lake is in an object store; a publisher and a
+                                                   consumer maintain copies in another database
 
-A server, Toxiproxy and the replication app run as processes of their own. In each round, sessions write to
-three tables whose sums never change, and random transactions change rows and shapes of others. Meanwhile one
-fault happens. Errored tables are resnapshotted afterwards, as an operator would. Exits with 1 if anything is
-lost.
+The servers, Toxiproxy and the apps run as processes of their own. In each round, sessions write to three
+tables whose sums never change, and random transactions change rows and shapes of others. Meanwhile one fault
+happens. Errored tables are resnapshotted afterwards, as an operator would. Exits with 1 if anything is lost.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
+import os
 import random
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.drift_check.check import check_drift
-from airflow_provider_pgrepl.replication.app.process import RETRY_MAY_HELP
+from airflow_provider_pgrepl.replication.app.process import (
+    RETRY_MAY_HELP,
+    STATE_DSN_VARIABLE,
+    TARGET_VARIABLE,
+)
 from airflow_provider_pgrepl.replication.lake.consistent_points import ConsistentPoints
 from airflow_provider_pgrepl.replication.lake.read import ArrowView
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
+from demo.nats import NatsServer
+from demo.nats import program as nats_program
 from demo.postgres import Server
+from demo.server_process import ServerProcess
+from demo.versitygw import PROGRAM as GATEWAY
+from demo.versitygw import Gateway, environment_of
+from tests.support.copied import rows, start_consumer
 from tests.support.random_ddl import Following, ShiftingTables
 from tests.support.replicated import Replicated, execute, wait_until
+from tests.support.s3 import BUCKET, new_lake
 from tests.support.supervised import Supervised
 from tests.support.toxiproxy import FAULTS, PROGRAM, Link, running_toxiproxy
 from tests.support.traffic import INSERT_ONLY, SETUP, SUMS, TABLES, WHOLE, traffic
@@ -47,6 +63,7 @@ _STEPS = 6
 _POINTS_PER_ROUND = 5
 _TRIES = 5
 _CRASH = "crash of the server"
+_COPY = "soak_copy"
 Fault = tuple[str, Callable[[], None]]
 """A fault with its name. All but a crash of the server happen under traffic."""
 
@@ -63,14 +80,29 @@ class Counts:
     transactions: int = 0
     points: int = 0
     verified: int = 0
+    copies: int = 0
     largest_mib: int = 0
     faults: Counter[str] = field(default_factory=Counter)
-    exits: Counter[int] = field(default_factory=Counter)
+    exits: dict[str, Counter[int]] = field(default_factory=dict)
     errored: Counter[str] = field(default_factory=Counter)
 
 
+@dataclass(frozen=True)
+class Surroundings:
+    """The servers that the apps connect to, each through a link that can suffer faults.
+
+    `lake`: its URI. `others`: the object store and the broker, if there are any, by their names.
+    """
+
+    folder: Path
+    lake: str
+    server: Server
+    links: dict[str, Link]
+    others: dict[str, ServerProcess]
+
+
 class App(Supervised):
-    """The replication app, whose processes can be stopped for a while and measured."""
+    """An app, whose processes can be stopped for a while and measured."""
 
     def sleep(self, seconds: float) -> None:
         """Stop the app's processes, and let them continue after some seconds."""
@@ -95,40 +127,69 @@ class App(Supervised):
         return []
 
 
-class Soak:
-    """A pipeline, its source, and what happens to both."""
+class Consumer(App):
+    """The consumer of the publisher's events, which maintains copies of tables in a database."""
 
-    def __init__(
-        self, server: Server, links: dict[str, Link], folder: Path, chance: random.Random, counts: Counts
-    ) -> None:
-        self._server, self._links, self._chance = server, links, chance
-        self._dsn = server.dsn()
-        self.counts = counts
+    def __init__(self, pipeline: Replicated, file: Path, copy_dsn: str) -> None:
+        self._file, self._copy_dsn = file, copy_dsn
+        super().__init__(pipeline, "consume")
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        return start_consumer(self._file, self._copy_dsn, self._pipeline.log)
+
+
+class Soak:
+    """A pipeline with its surroundings, and what happens to them."""
+
+    def __init__(self, around: Surroundings, chance: random.Random, counts: Counts) -> None:
+        self._around, self._chance, self.counts = around, chance, counts
+        self._dsn = around.server.dsn()
+        self._copy_dsn = around.server.dsn(_COPY)
         execute(self._dsn, *SETUP)
         self._shifting = ShiftingTables.make(self._dsn, chance)
         self._tables = (*TABLES, *self._shifting.names)
         self._pipeline = Replicated(
-            links["source"].of(self._dsn),
-            folder,
+            around.links["source"].of(self._dsn),
+            around.folder,
             self._tables,
             name="soak",
+            lake=around.lake,
             insert_only=INSERT_ONLY,
             merge=chance.choice(("rewrite", "merge_on_read")),
         )
+        if "broker" in around.others:
+            event_tables = {"target": "nats", "database": "soak", "tables": TABLES}
+            self._pipeline.configure(publishers={"events": event_tables})
+        self._apps = dict[str, App]()
         self._checked = set[tuple[int, int]]()
 
     def run(self, until: float) -> None:
         """Go on until a time of `time.monotonic`, and verify at the end. Raises SoakError."""
         self._run("snapshot")
-        self._app = App(self._pipeline)
-        self.counts.exits = self._app.exits
-        try:
+        with contextlib.ExitStack() as stack:
+            self._app = self._start(stack, "app", lambda: App(self._pipeline))
+            if "broker" in self._around.others:
+                publish = ("publish", "--publisher", "events")
+                self._start(stack, "publisher", lambda: App(self._pipeline, *publish))
+                self._start(stack, "consumer", self._new_consumer)
             while time.monotonic() < until:
                 self._take_round()
             for check in ("values", "text"):
                 self._verify("--check", check)
-        finally:
-            self._app.end()
+
+    def _start(self, stack: contextlib.ExitStack, name: str, start: Callable[[], App]) -> App:
+        app = self._apps[name] = start()
+        stack.callback(app.end)
+        self.counts.exits[name] = app.exits
+        return app
+
+    def _new_consumer(self) -> Consumer:
+        execute(self._dsn, f"create database {_COPY}")
+        execute(self._copy_dsn, "create schema copied")
+        file = self._around.folder / "consumer.json"
+        targets = {f"soak.{table}": f"copied.{table.partition('.')[2]}" for table in TABLES}
+        file.write_text(json.dumps({"name": "copy", "tables": targets}))
+        return Consumer(self._pipeline, file, self._copy_dsn)
 
     def _take_round(self) -> None:
         self.counts.rounds += 1
@@ -144,7 +205,8 @@ class Soak:
         self.counts.transactions += writing.committed + _STEPS
         self.counts.faults[name] += 1
         self._wait_for_new_point(name)
-        self.counts.largest_mib = max(self.counts.largest_mib, self._app.resident_mib())
+        resident = sum(app.resident_mib() for app in self._apps.values())
+        self.counts.largest_mib = max(self.counts.largest_mib, resident)
         self._resnapshot_errored()
         self._check_sums()
         if self.counts.rounds % _ROUNDS_PER_VERIFY == 0:
@@ -166,26 +228,31 @@ class Soak:
 
         return [
             (f"{fault} of {name}", through(link, fault))
-            for name, link in self._links.items()
+            for name, link in self._around.links.items()
             for fault in FAULTS
         ]
 
     def _others(self) -> list[Fault]:
-        return [
-            ("kill of the app", lambda: self._restart(signal.SIGKILL)),
-            ("stop of the app", lambda: self._restart(signal.SIGTERM)),
-            ("pause of the app", lambda: self._app.sleep(self._chance.uniform(1, 20))),
-            (_CRASH, self._crash),
-        ]
+        def faults_of(name: str, app: App) -> list[Fault]:
+            return [
+                (f"kill of the {name}", lambda: app.restart(signal.SIGKILL)),
+                (f"stop of the {name}", lambda: app.restart(signal.SIGTERM)),
+                (f"pause of the {name}", lambda: app.sleep(self._chance.uniform(1, 20))),
+            ]
 
-    def _restart(self, number: int) -> None:
-        self._app.end(number)
-        self._app.start()
+        def crash(server: ServerProcess) -> None:
+            server.kill()
+            time.sleep(self._chance.uniform(0, 5))
+            server.start()
+
+        apps = [fault for name, app in self._apps.items() for fault in faults_of(name, app)]
+        others = [(f"crash of the {name}", partial(crash, one)) for name, one in self._around.others.items()]
+        return [*apps, *others, (_CRASH, self._crash)]
 
     def _crash(self) -> None:
-        self._server.stop(immediate=True)
+        self._around.server.stop(immediate=True)
         time.sleep(self._chance.uniform(0, 5))
-        self._server.start()
+        self._around.server.start()
 
     def _resnapshot_errored(self) -> None:
         """Resnapshot errored tables. Raises SoakError for one whose changes can all be followed."""
@@ -230,8 +297,23 @@ class Soak:
             if self._all_are(TableState.STREAMING):
                 self._run("verify", *arguments)
                 self.counts.verified += 1
+                self._compare_copies()
                 return
         raise SoakError(f"tables are errored again after {_TRIES} snapshots: {self._states()}")
+
+    def _compare_copies(self) -> None:
+        """Wait until the consumer's tables have the source's rows, which nothing changes meanwhile."""
+        if "consumer" not in self._apps:
+            return
+
+        def are_equal() -> bool:
+            names = [table.partition(".")[2] for table in TABLES]
+            return all(app.is_continuing() for app in self._apps.values()) and all(
+                rows(self._copy_dsn, f"copied.{name}") == rows(self._dsn, name) for name in names
+            )
+
+        wait_until(are_equal, what="the copies to equal the source")
+        self.counts.copies += 1
 
     def _all_are(self, *states: TableState) -> bool:
         return all(record.state in states for record in self._states().values())
@@ -260,6 +342,14 @@ def report(counts: Counts, seed: int, hours: float, outcome: str) -> str:
     def listed(found: Counter[str] | Counter[int]) -> str:
         return ", ".join(f"{name}: {count:,}" for name, count in sorted(found.items())) or "none"
 
+    def listed_by_link(found: Counter[str]) -> str:
+        """Return faults of the network, named `fault of link`, by their links."""
+        links = dict[str, Counter[str]]()
+        for name, count in found.items():
+            fault, _, link = name.partition(" of ")
+            links.setdefault(link, Counter())[fault] += count
+        return "<br>".join(f"{link}: {listed(links[link])}" for link in sorted(links)) or "none"
+
     network = Counter(
         {name: count for name, count in counts.faults.items() if name.partition(" of ")[0] in FAULTS}
     )
@@ -267,13 +357,14 @@ def report(counts: Counts, seed: int, hours: float, outcome: str) -> str:
         "result": outcome,
         "time": f"{hours:.1f} h, seed {seed}",
         "transactions": f"{counts.transactions:,} in {counts.rounds:,} rounds, each with one fault",
-        "faults of the network": listed(network),
+        "faults of the network": listed_by_link(network),
         "other faults": listed(counts.faults - network),
-        "ends of the app by exit code": listed(counts.exits),
+        **{f"ends of the {name} by exit code": listed(exits) for name, exits in counts.exits.items()},
         "tables that stopped, and were resnapshotted": listed(counts.errored),
         "points whose sums were checked": f"{counts.points:,}",
         "runs of `verify` that found every table equal": f"{counts.verified:,}",
-        "largest resident memory of the app's processes": f"{counts.largest_mib:,} MiB",
+        "comparisons that found the consumer's copies equal": f"{counts.copies:,}",
+        "largest resident memory of the apps' processes": f"{counts.largest_mib:,} MiB",
     }
     return "\n".join(("| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items()), ""))
 
@@ -284,9 +375,15 @@ def main() -> int:
     parser.add_argument("--hours", type=float, default=8.0)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31))
     parser.add_argument("--report", type=Path, help="a file for the report")
+    parser.add_argument("--lake", choices=("disk", "s3"), default="disk")
+    parser.add_argument("--events", choices=("none", "nats"), default="none")
     arguments = parser.parse_args()
     if not PROGRAM.exists():
         parser.error("Toxiproxy is missing: sh setup/toxiproxy.sh")
+    if arguments.lake == "s3" and not GATEWAY.exists():
+        parser.error("versitygw is missing: sh setup/versitygw.sh")
+    if arguments.events == "nats" and nats_program() is None:
+        parser.error("NATS is missing: sh setup/nats.sh")
     # So that servers and apps, which have sessions of their own, are ended.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     folder = Path(tempfile.mkdtemp(prefix="pgrepl-soak-"))
@@ -294,7 +391,9 @@ def main() -> int:
     print(f"seed {arguments.seed}, folder {folder}", flush=True)
     began, counts, outcome = time.monotonic(), Counts(), "ended before its time"
     try:
-        _run(folder, counts, random.Random(arguments.seed), began + arguments.hours * 3600)
+        with surroundings(folder, arguments.lake, arguments.events) as around:
+            until = began + arguments.hours * 3600
+            Soak(around, random.Random(arguments.seed), counts).run(until)
         outcome = "equal"
     except Exception as error:
         outcome = f"FAILED: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
@@ -311,16 +410,35 @@ def main() -> int:
     return 0
 
 
-def _run(folder: Path, counts: Counts, chance: random.Random, until: float) -> None:
-    server = Server(folder / "postgresql", settings={"wal_sender_timeout": "20s"})
-    try:
+@contextlib.contextmanager
+def surroundings(folder: Path, lake: str, events: str) -> Iterator[Surroundings]:
+    """Start the servers and their links, and set the environment of the apps that use them.
+
+    `lake`: `disk` or `s3`. `events`: `none` or `nats`.
+    """
+    with contextlib.ExitStack() as stack:
+        server = Server(folder / "postgresql", settings={"wal_sender_timeout": "20s"})
+        stack.callback(lambda: server.stop(immediate=True))
         server.create()
         server.start()
-        with running_toxiproxy() as proxy:
-            links = {"source": proxy.link("source", server.port)}
-            Soak(server, links, folder, chance, counts).run(until)
-    finally:
-        server.stop(immediate=True)
+        proxy = stack.enter_context(running_toxiproxy())
+        links = {name: proxy.link(name, server.port) for name in ("source", "state")}
+        os.environ[STATE_DSN_VARIABLE] = links["state"].of(server.dsn())
+        others, uri = dict[str, ServerProcess](), str(folder / "lake")
+        if lake == "s3":
+            gateway = others["store"] = Gateway(folder / "store")
+            stack.callback(gateway.stop)
+            gateway.start()
+            gateway.make_bucket(BUCKET)
+            links["store"], uri = proxy.link("store", gateway.port), new_lake()
+            os.environ.update(environment_of(links["store"].port))
+        if events == "nats":
+            broker = others["broker"] = NatsServer(folder / "broker")
+            stack.callback(broker.stop)
+            broker.start()
+            links["broker"] = proxy.link("broker", broker.port)
+            os.environ[TARGET_VARIABLE] = f"nats://127.0.0.1:{links['broker'].port}"
+        yield Surroundings(folder, uri, server, links, others)
 
 
 if __name__ == "__main__":

@@ -37,12 +37,7 @@ class Copied(Landed):
         self.file_of_consumer.write_text(json.dumps({"name": "copy", "tables": named, **more}))
 
     def start_consumer(self, *arguments: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "airflow_provider_pgrepl", "consume", str(self.file_of_consumer)]
-        env = {**os.environ, "PGREPL_CONSUMER_DSN": self.copy_dsn, "PYTHONPATH": str(ROOT)}
-        with self.log.open("ab") as log:
-            return subprocess.Popen(
-                [*command, *arguments], env=env, stdout=log, stderr=log, start_new_session=True
-            )
+        return start_consumer(self.file_of_consumer, self.copy_dsn, self.log, *arguments)
 
     def consume(self, *arguments: str, code: int = process.DONE) -> None:
         assert self.run_consumer(*arguments) == code, self.log_tail()
@@ -69,6 +64,14 @@ class Copied(Landed):
         for table in tables or self.pipeline.tables:
             name = table[7:]
             assert rows(self.copy_dsn, f"copied.{name}") == rows(self.dsn, table), name
+
+
+def start_consumer(file: Path, copy_dsn: str, log: Path, *arguments: str) -> subprocess.Popen[bytes]:
+    """Start a consumer; its output goes to `log`."""
+    command = [sys.executable, "-m", "airflow_provider_pgrepl", "consume", str(file), *arguments]
+    env = {**os.environ, "PGREPL_CONSUMER_DSN": copy_dsn, "PYTHONPATH": str(ROOT)}
+    with log.open("ab") as output:
+        return subprocess.Popen(command, env=env, stdout=output, stderr=output, start_new_session=True)
 
 
 def rows(dsn: str, table: str) -> list[Any]:

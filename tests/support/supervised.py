@@ -1,8 +1,9 @@
-"""The replication app as a process that is started again when it ends, as its supervisor does."""
+"""An app as a process that is started again when it ends, as its supervisor does."""
 
 from __future__ import annotations
 
 import signal
+import subprocess
 from collections import Counter
 
 from airflow_provider_pgrepl.replication.app.process import RETRY_MAY_HELP
@@ -11,15 +12,21 @@ from tests.support.replicated import Replicated, kill, wait_for_end, wait_until
 
 
 class Supervised:
-    """The replication app of a pipeline. `exits`: how often it ended with each exit code."""
+    """An app of a pipeline, the replication app by default. `exits`: how often it ended with each exit
+    code."""
 
-    def __init__(self, pipeline: Replicated) -> None:
-        self._pipeline = pipeline
+    def __init__(self, pipeline: Replicated, app: str = "replicate", *arguments: str) -> None:
+        self._pipeline, self._app = pipeline, (app, *arguments)
         self.exits: Counter[int] = Counter()
         self.start()
 
     def start(self) -> None:
-        self.process = self._pipeline.start("replicate")
+        self.process = self._started()
+
+    def restart(self, number: int) -> None:
+        """End the app with a signal, and start it again."""
+        self.end(number)
+        self.start()
 
     def is_continuing(self) -> bool:
         """Start the app again if it has ended with the exit code for it. Return True."""
@@ -55,7 +62,10 @@ class Supervised:
             what=f"a consistent point after {what}",
         )
 
+    def _started(self) -> subprocess.Popen[bytes]:
+        return self._pipeline.start(*self._app)
+
     def _check_end(self, expected: int) -> None:
         code = self.process.returncode
         self.exits[code] += 1
-        assert code == expected, f"the app ended with {code}:\n{self._pipeline.log_tail()}"
+        assert code == expected, f"{self._app[0]} ended with {code}:\n{self._pipeline.log_tail()}"
