@@ -1,4 +1,4 @@
-"""The replication app as a whole, in the test's process: what it reports of the lake."""
+"""The replication app as a whole, in the test's process: what it reports of the lake, and what it deletes."""
 
 from __future__ import annotations
 
@@ -6,15 +6,21 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from airflow_provider_pgrepl.replication.app import progress_writer
+from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.applied import read_applied
+from airflow_provider_pgrepl.replication.app.operations.tables import pause_tables, resume_tables
 from airflow_provider_pgrepl.replication.app.status import summary
+from airflow_provider_pgrepl.replication.changelog.maintenance import DroppedHours, drop_expired
+from airflow_provider_pgrepl.replication.changelog.reader import live_files, open_changelog, read_epoch
+from airflow_provider_pgrepl.replication.lake import maintenance
+from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from tests.support.in_process import InProcess
 from tests.support.replicated import execute, wait_until
 from tests.support.sessions import session
@@ -95,6 +101,55 @@ def test_lake_has_every_transaction_up_to_the_time_that_the_app_reports(
             over.set()
             writing.join()
 
+    run_until_done(pipeline, work)
+    pipeline.catch_up()
+    pipeline.assert_equal(A, B)
+
+
+def test_app_deletes_changes_only_once_every_table_has_them(
+    spark: SparkSession, dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execute(dsn, "create table a (id int primary key)", "create table b (id int primary key)")
+    pipeline = InProcess(spark, dsn, tmp_path, (A, B), maintenance_interval_s=0.1)
+    pipeline.snapshot()
+    access, runs = Access(pipeline.pipeline, dsn, dsn), list[datetime]()
+
+    def drop_as_if_a_year_later(root: str, hours: float, needed: Any, now: datetime) -> DroppedHours:
+        try:
+            return drop_expired(root, hours, needed, now + timedelta(days=365))
+        finally:
+            runs.append(now)
+
+    def files_above(lsn: LSN) -> set[str]:
+        record = read_epoch(pipeline.changelog)
+        return {file.path for file in live_files(open_changelog(pipeline.changelog), record.epoch, lsn)}
+
+    def source_may_send_again_below(lsn: LSN) -> bool:
+        with session(dsn) as connection, connection.cursor() as cursor:
+            # The slot moves on with a record that a checkpoint writes.
+            cursor.execute("checkpoint")
+            cursor.execute(
+                "select restart_lsn <= %s::pg_lsn from pg_replication_slots where slot_name = %s",
+                (str(lsn), pipeline.pipeline.slot),
+            )
+            return bool(cursor.fetchone() == (True,))
+
+    def work() -> None:
+        pause_tables(access, [B])
+        before = pipeline.source_lsn()
+        execute(dsn, "begin; insert into a values (1); insert into b values (1); commit")
+        after = pipeline.source_lsn()
+        wait_until(lambda: pipeline.lake_rows(A).num_rows, what="the change of a")
+        wait_until(lambda: not source_may_send_again_below(after), what="the slot to move on")
+        wanted = len(runs) + 3
+        wait_until(lambda: len(runs) > wanted, what="maintenance")
+        changes = files_above(before)
+        assert changes
+        resume_tables(access, [B])
+        wait_until(lambda: not changes & files_above(before), what="the changes to be deleted")
+        assert pipeline.lake_rows(B).num_rows == 1
+
+    monkeypatch.setattr(maintenance, "drop_expired", drop_as_if_a_year_later)
     run_until_done(pipeline, work)
     pipeline.catch_up()
     pipeline.assert_equal(A, B)
