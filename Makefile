@@ -100,6 +100,11 @@ oldest: venv
 majors: venv ## Fetch PostgreSQL 14 to 17 into .postgresql, once
 	@sh setup/majors.sh
 
+# Where apt may not install it, the end of the run names the tests that need it.
+.PHONY: chromium
+chromium:
+	@sh setup/chromium.sh || true
+
 # The tests in `make test-rest` start it often.
 .PHONY: class-archive
 class-archive: venv kafka
@@ -107,7 +112,7 @@ class-archive: venv kafka
 
 .PHONY: downloads
 downloads: venv maven
-	@$(MAKE) -j 4 --output-sync=target majors kafka debezium registry s3a gs abfs
+	@$(MAKE) -j 4 --output-sync=target majors kafka debezium registry s3a gs abfs chromium
 
 .PHONY: fetch
 fetch: downloads stores ## Fetch and build all that `make test-all` needs

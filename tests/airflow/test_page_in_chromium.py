@@ -31,7 +31,7 @@ KEY = "0123456789abcdef" * 8
 pytestmark = [
     # Of Airflow's own routes, in the thread of the server.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.skipif(PROGRAM is None, reason="there is no chromium: apt-get install chromium"),
+    pytest.mark.skipif(PROGRAM is None, reason="needs Chromium: sh setup/chromium.sh"),
     pytest.mark.thorough("airflow/test_page.py shows what the page is sent, and its content security policy"),
 ]
 
