@@ -262,6 +262,7 @@ class Soak:
             table = shifting.get(name)
             if table is None or table.following is Following.SURELY:
                 raise SoakError(f"{name} is errored: {record.reason}; {'' if table is None else table.said}")
+            print(f"{name} stopped: {record.error}: {record.reason}", flush=True)
             self.counts.errored[record.error] += 1
             # A table that lost its key cannot be taken without.
             execute(self._dsn, f"alter table {name} replica identity full")
