@@ -304,6 +304,10 @@ class FollowedNames:
 
     def __init__(self, pipeline: Pipeline, index: RelationIndex, connection: Connection) -> None:
         self._pipeline, self._index, self._connection = pipeline, index, connection
+        self._follows_any = pipeline.on_rename == "follow" or any(
+            policy.get("on_rename") == "follow" for policy in pipeline.per_table.values()
+        )
+        self._names: dict[int, set[TableName]] = {}
         self.former: set[TableName] = set()
 
     def find(self, oid: int, now: TableName) -> TableName:
@@ -312,11 +316,13 @@ class FollowedNames:
         Returns its present name `now` if it was recorded under that, or under several names, and if another
         table has its earlier name: a table that takes another's place stops both.
         """
-        names = self._index.names(oid)
+        if not self._follows_any:
+            return now
+        names = self._names.get(oid, set())
         if now not in names:
             # A snapshot may have taken it under its present name.
             self._index.catch_up()
-            names = self._index.names(oid)
+            names = self._names[oid] = self._index.names(oid)
         followed = {name for name in names if self._pipeline.options(name).policy.on_rename == "follow"}
         self.former |= followed - {now}
         if now in names or len(names) != 1 or not followed:
