@@ -343,23 +343,18 @@ def report(counts: Counts, seed: int, hours: float, outcome: str) -> str:
     def listed(found: Counter[str] | Counter[int]) -> str:
         return ", ".join(f"{name}: {count:,}" for name, count in sorted(found.items())) or "none"
 
-    def listed_by_link(found: Counter[str]) -> str:
-        """Return faults of the network, named `fault of link`, by their links."""
-        links = dict[str, Counter[str]]()
-        for name, count in found.items():
-            fault, _, link = name.partition(" of ")
-            links.setdefault(link, Counter())[fault] += count
-        return "<br>".join(f"{link}: {listed(links[link])}" for link in sorted(links)) or "none"
-
-    network = Counter(
-        {name: count for name, count in counts.faults.items() if name.partition(" of ")[0] in FAULTS}
-    )
+    # A row for the network of each link, and one for kills, stops, pauses and crashes each.
+    faults = dict[str, Counter[str]]()
+    for fault, count in counts.faults.items():
+        kind, _, place = fault.partition(" of ")
+        is_network = kind in FAULTS
+        row = f"faults of the network: {place}" if is_network else f"{kind} of"
+        faults.setdefault(row, Counter())[kind if is_network else place] += count
     rows = {
         "result": outcome,
         "time": f"{hours:.1f} h, seed {seed}",
         "transactions": f"{counts.transactions:,} in {counts.rounds:,} rounds, each with one fault",
-        "faults of the network": listed_by_link(network),
-        "other faults": listed(counts.faults - network),
+        **{row: listed(faults[row]) for row in sorted(faults)},
         **{f"ends of the {name} by exit code": listed(exits) for name, exits in counts.exits.items()},
         "tables that stopped, and were resnapshotted": listed(counts.errored),
         "points whose sums were checked": f"{counts.points:,}",
