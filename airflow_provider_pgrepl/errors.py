@@ -129,7 +129,7 @@ class Remedy(StrEnum):
     MOVED = "moved"
     """Rename the table back, and retry it."""
     ADDED = "added"
-    """Set `on_rename` to `follow` for the table, and retry it; or add the table under its new name."""
+    """Add the table under its new name."""
     PUBLISH = "publish"
     """Add the table to the publication again, and resnapshot it."""
     GONE = "gone"

@@ -54,8 +54,7 @@ def source_warnings(
     sent = all_tables_warning(source, pipeline.slot, pipeline.used_publication)
     left_out: Iterable[str] = ()
     if any(text.endswith(".*") for text in pipeline.tables):
-        requested = requested_of(records, is_recorded_source=True)
-        left_out = left_out_warnings(select_tables(source, pipeline, requested))
+        left_out = left_out_warnings(select_tables(source, pipeline, requested_of(records)))
     inherited = inherited_warnings(source, _oids(records))
     return (*left_out, *inherited, *_unread_sequences(source, pipeline, records), *([sent] if sent else []))
 
@@ -79,8 +78,7 @@ def published_refused(
     Includes tables of a publication of others that the pipeline does not replicate.
     """
     oids = _oids(records)
-    known = read_relations(source, oids, pipeline.publication)
-    current = [relation.followed_as(oids[oid]) for oid, relation in known.items()]
+    current = list(read_relations(source, oids, pipeline.publication).values())
     current += others_published(source, pipeline, current)
     found = refused_tables(source, pipeline, [relation for relation in current if relation.membership_oid])
     return {oids.get(oid, refused.table): refused for oid, refused in found.items()}

@@ -44,8 +44,8 @@ from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
-from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation, read_relation
-from airflow_provider_pgrepl.replication.source.connection import Connection, connect
+from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
+from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.copy.copy_stream import CopyRange, open_copy
 from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import TableSnapshotHolder, keep_for
 from airflow_provider_pgrepl.replication.source.slot import temporary_name
@@ -149,7 +149,7 @@ class SourceSnapshots:
             evidence.check(pipeline, state_db, self._dsn)
         with ExitStack() as held:
             with closing(connect(self._dsn, f"snapshot {pipeline.name}")) as source:
-                relation = self._find(source, table)
+                relation = find_relation(source, table, pipeline.publication)
                 name = temporary_name(source)
             if relation is None:
                 raise SnapshotError(f"{table} is not there any more")
@@ -171,18 +171,6 @@ class SourceSnapshots:
         # A commit at the consistent point itself is not in the snapshot.
         return _Copy(rows, LSN(exported.consistent_point - 1), count)
 
-    def _find(self, source: Connection, table: TableName) -> Relation | None:
-        """Return the table of this name, or the one that had it if the pipeline follows renamed tables."""
-        found = find_relation(source, table, self._pipeline.publication)
-        if found is None and self._pipeline.options(table).policy.on_rename == "follow":
-            for oid in self._rules().oids(table):
-                found = found or read_relation(source, oid, self._pipeline.publication)
-        return found and found.followed_as(table)
-
-    def _rules(self) -> BoundRules:
-        index = RelationIndex(relations_uri(self._pipeline.lake_root))
-        return BoundRules(self._pipeline, index.records, lambda: set(index.relation_ids()))
-
     def _rows(self, relation: Relation) -> SnapshotRows:
         """Return the encoder of a table's rows.
 
@@ -190,7 +178,9 @@ class SourceSnapshots:
         longer have.
         """
         pipeline, table = self._pipeline, relation.table
-        if problems := list(self._rules().problems(relation)):
+        index = RelationIndex(relations_uri(pipeline.lake_root))
+        rules = BoundRules(pipeline, index.records, lambda: set(index.relation_ids()))
+        if problems := list(rules.problems(relation)):
             raise TableError("\n".join(f"{table}: {one}" for one in problems))
         with changelog_errors():
             relations = KnownRelations(pipeline.lake_root)

@@ -18,7 +18,6 @@ from airflow_provider_pgrepl.replication.source.preflight.selection import (
     lists,
     select_tables,
 )
-from airflow_provider_pgrepl.replication.source.server import known_source, read_server
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import Membership, TableRecord, TableState
 
@@ -27,44 +26,18 @@ log = logging.getLogger(__name__)
 Records = Mapping[TableName, TableRecord]
 
 
-def requested_of(
-    records: Records, recorded: RecordedNames | None = None, *, is_recorded_source: bool = False
-) -> RequestedTables:
-    """Return which tables the records show as added, removed and replicated.
-
-    The OIDs of another database are those of other tables. So renamed tables can be followed if `recorded`
-    knows a table's OID, or if the source has been checked to be the recorded one (`is_recorded_source`).
-    """
-    replicated = {
-        table: record
-        for table, record in records.items()
-        if record.membership != "removed" and record.state is not TableState.REMOVED
-    }
+def requested_of(records: Records, recorded: RecordedNames | None = None) -> RequestedTables:
+    """Return which tables the records show as added, removed and replicated."""
     return RequestedTables(
         recorded=recorded,
         added=frozenset(table for table, record in records.items() if record.membership == "added"),
         removed=frozenset(table for table, record in records.items() if record.membership == "removed"),
-        replicated=frozenset(replicated),
-        replicated_oids={
-            record.relation.oid: table
-            for table, record in replicated.items()
-            if record.relation is not None
-            and (is_recorded_source or (recorded and table in recorded.names(record.relation.oid)))
-        },
+        replicated=frozenset(
+            table
+            for table, record in records.items()
+            if record.membership != "removed" and record.state is not TableState.REMOVED
+        ),
     )
-
-
-def requested_at(source: Connection, state_db: StateDatabase, pipeline: Pipeline) -> RequestedTables:
-    """Return which tables the state shows as added, removed and replicated, for a check before a run.
-
-    Raises StateError for a state that cannot be read yet.
-    """
-    if not state_db.is_set_up():
-        return RequestedTables()
-    records, recorded = state_db.read_tables(pipeline.name), state_db.read_pipeline(pipeline.name)
-    server = read_server(source)
-    is_recorded = recorded is not None and not known_source(recorded, server).differs(server)
-    return requested_of(records, is_recorded_source=is_recorded)
 
 
 def belongs(pipeline: Pipeline, table: TableName, record: TableRecord | None) -> bool:
@@ -83,12 +56,8 @@ def membership_of(pipeline: Pipeline, table: TableName) -> Membership:
 
 
 def new_tables(connection: Connection, pipeline: Pipeline, records: Records) -> list[TableName]:
-    """Return the unrecorded tables that a pattern of the pipeline matches now. Raises SourceError.
-
-    The source has been checked to be the recorded one.
-    """
-    requested = requested_of(records, is_recorded_source=True)
-    return unrecorded(select_tables(connection, pipeline, requested), records)
+    """Return the unrecorded tables that a pattern of the pipeline matches now. Raises SourceError."""
+    return unrecorded(select_tables(connection, pipeline, requested_of(records)), records)
 
 
 def unrecorded(selected: SelectedTables, records: Records) -> list[TableName]:

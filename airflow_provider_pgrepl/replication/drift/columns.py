@@ -21,12 +21,11 @@ from .matching import MatchedColumn
 
 __all__ = ["DriftFinding", "Remedy"]
 
-_FOLLOW = "set on_rename to follow for it, restart the replication app"
 _WORDS = {
     Remedy.RESNAPSHOT: "{resnapshot}",
     Remedy.UNDO: "set it back at the source, then {retry}; or {resnapshot}",
-    Remedy.MOVED: f"name it back, or {_FOLLOW}, then {{retry}}; or {{added}}",
-    Remedy.ADDED: f"{_FOLLOW}, then {{retry}}; or {{added}}",
+    Remedy.MOVED: "name it back, then {retry}; or {added}",
+    Remedy.ADDED: "{added}",
     Remedy.PUBLISH: "put it into the publication again, then {resnapshot}",
     Remedy.GONE: (
         "the lake table keeps the last rows. If the table is gone for good: {remove}. If it was dropped by"

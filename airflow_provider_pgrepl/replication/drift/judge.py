@@ -34,18 +34,15 @@ NO_IDENTITY = (
 )
 
 
-def table_findings(
-    recorded: Relation, received: RelationRecord, current: Relation, *, is_followed: bool = False
-) -> Iterator[DriftFinding]:
-    """Yield the reasons, other than its columns, why the lake table cannot continue. `is_followed`: it may
-    have another name."""
+def table_findings(recorded: Relation, received: RelationRecord, current: Relation) -> Iterator[DriftFinding]:
+    """Yield the reasons, other than its columns, why the lake table cannot continue."""
     message = received.message
     if not recorded.oid == current.oid == message.oid:
         yield DriftFinding(MADE_AGAIN)
         return
     name = TableName(message.schema, message.name)
     # A table that was renamed and then renamed back has been the same table all the time.
-    if recorded.table not in (name, current.table) and not is_followed:
+    if recorded.table not in (name, current.table):
         yield DriftFinding(f"the table was renamed or moved to {name}", Remedy.MOVED, name)
     if current.relkind != recorded.relkind:
         yield DriftFinding("the table became another kind of relation")
@@ -182,7 +179,8 @@ class _SafeDrift:
             ignored |= {column.attnum for column in self._added()}
         ignored |= set(self._renamed_and_left_out())
         return replace(
-            current.followed_as(recorded.table),
+            current,
+            table=recorded.table,
             columns=columns,
             replica_identity=received.message.replica_identity,
             natts=self._natts(received, columns),
@@ -294,10 +292,7 @@ def _judge(
     if current is None:
         findings = [DriftFinding("the table was dropped", Remedy.GONE)]
         return _unsafe(recorded, findings, was_sent=was_sent)
-    # The stream may have sent the new name before the setting was `follow`. The catalog shows another name
-    # only if another table has this one.
-    is_followed = was_sent and options.policy.on_rename == "follow"
-    if findings := list(table_findings(recorded, received, current, is_followed=is_followed)):
+    if findings := list(table_findings(recorded, received, current)):
         return _unsafe(recorded, findings, was_sent=was_sent)
     try:
         places = place_columns(recorded, received, current)
@@ -323,8 +318,6 @@ def _judge(
         findings = list(_lake_findings(recorded, relation, options))
     if findings:
         return _unsafe(recorded, findings, was_sent=was_sent)
-    if relation.source_table != recorded.source_table:
-        changes += (f"the table was renamed or moved to {relation.source_table}",)
     return DriftResult(DriftKind.SAFE if changes else DriftKind.UNCHANGED, changes, relation=relation)
 
 

@@ -44,7 +44,7 @@ from airflow_provider_pgrepl.replication.state.source_tokens import NewToken
 
 from .changelog_rows import MessagePrefixes, VersionTagger
 from .redelivery import RedeliveryFilter
-from .relation_tracker import CatalogWatch, FollowedNames, RelationTracker
+from .relation_tracker import CatalogWatch, RelationTracker
 
 log = logging.getLogger(__name__)
 _LOOK_S, _IDLE_LOOK_S = 0.2, 5.0
@@ -77,14 +77,12 @@ class PublicationWatch:
         connection: Connection,
         writer: ChangelogWriter,
         index: RelationIndex,
-        names: FollowedNames,
         *,
         trusts_owners: bool = False,
     ) -> None:
         self._connection = connection
         self._writer = writer
         self._index = index
-        self._names = names
         self._trusts_owners = trusts_owners
         self._said: _Said | None = None
         self._known: dict[int, PublicationStatus] = {}
@@ -97,7 +95,7 @@ class PublicationWatch:
         """
         # Read the index each time, so that tables copied since the last call are included.
         publishing = Publishing(self._writer.epoch_record.publication, self._index.relation_ids())
-        digest = publishing.digest(self._connection, self._names.former)
+        digest = publishing.digest(self._connection)
         if digest == self._writer.published:
             return
         if self._said is None or self._said.digest != digest:
@@ -312,21 +310,20 @@ class ChangelogFeed:
         self._watch = CatalogWatch(catalog, writer.epoch_record, trusts_owners=trusts)
         index = RelationIndex(relations_uri(pipeline.lake_root))
         self._splitter = Splitter()
-        names = FollowedNames(pipeline, index, catalog)
-        self._tagger = self._make_tagger(index, names)
+        self._tagger = self._make_tagger(index)
         self._buffer = TransactionBuffer(writer, pipeline.part_bytes)
         # Everything that committed before this LSN has been received, and is durable after the next flush.
         self._idle_lsn = writer.durable_lsn
         self._is_idle = False
         self._last_flush = self._last_record = self._last_move = time.monotonic()
-        self._publication = PublicationWatch(catalog, writer, index, names, trusts_owners=trusts)
+        self._publication = PublicationWatch(catalog, writer, index, trusts_owners=trusts)
         # The writing thread starts with a check: a connection lost before it counts as lost while running.
         self._looked_lsn, self._last_look = self._idle_lsn, float("-inf")
         self._is_synchronous, self._standbys_at = False, float("-inf")
         progress.durable_lsn = progress.seen_lsn = progress.received_lsn = writer.durable_lsn
         progress.changelog_version = writer.version
 
-    def _make_tagger(self, index: RelationIndex, names: FollowedNames) -> VersionTagger:
+    def _make_tagger(self, index: RelationIndex) -> VersionTagger:
         pipeline, catalog = self._pipeline, self._catalog
         read_key = partial(trigger.read_key, catalog, pipeline.name)
         tracker = RelationTracker(
@@ -338,7 +335,6 @@ class ChangelogFeed:
             read_trigger=self._read_trigger,
             read_key=read_key,
             hidden=HiddenColumns(excluded(pipeline), index.records),
-            name_of=names.find,
         )
         if pipeline.event_trigger and self._read_trigger() is None:
             log.warning(

@@ -19,10 +19,8 @@ from airflow_provider_pgrepl.replication.changelog.relations import RelationReco
 from airflow_provider_pgrepl.replication.drift.matching import HiddenColumns
 from airflow_provider_pgrepl.replication.pgoutput.messages import DDL_PREFIX, LogicalMessage, RelationMessage
 from airflow_provider_pgrepl.replication.postgres.lsn import Epoch
-from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import STATE_SCHEMA, Relation
-from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
-from airflow_provider_pgrepl.replication.source.catalog.relations import find_oid, read_relation
+from airflow_provider_pgrepl.replication.source.catalog.relations import read_relation
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.event_trigger.message import (
     ANYTHING,
@@ -39,8 +37,6 @@ log = logging.getLogger(__name__)
 
 ReadRelation = Callable[[int, int], Relation | None]
 """Returns the current table with this oid. The second argument is the xid that announces it, or 0."""
-NameInPipeline = Callable[[int, TableName], TableName]
-"""Returns the pipeline's name of a table with this oid, which has this name at the source."""
 ReadTrigger = Callable[[], str | None]
 ReadKey = Callable[[], bytes | None]
 
@@ -51,9 +47,8 @@ _PAUSES_S = (0.02, 0.1, 0.5)
 class RelationTracker:
     """A lookup of relations for one session of the receiver. Adds each relation to the index before its use.
 
-    `name_of`: relations get the name in the pipeline that it returns. `read_trigger` returns the identity of
-    the active event trigger, or None without one. `read_key` returns the key that seals its messages, or None
-    if the key cannot be read.
+    `read_trigger` returns the identity of the active event trigger, or None without one. `read_key` returns
+    the key that seals its messages, or None if the key cannot be read.
     """
 
     def __init__(
@@ -66,7 +61,6 @@ class RelationTracker:
         read_trigger: ReadTrigger,
         read_key: ReadKey = lambda: None,
         hidden: HiddenColumns | None = None,
-        name_of: NameInPipeline = lambda _oid, name: name,
     ) -> None:
         self._pipeline = pipeline
         self._publication = publication
@@ -74,7 +68,6 @@ class RelationTracker:
         self._index = index
         self._read_from_catalog = read_relation
         self._hidden = hidden
-        self._name_of = name_of
         self._read_trigger = read_trigger
         self._read_key = read_key
         self._key: bytes | None = None
@@ -93,8 +86,6 @@ class RelationTracker:
         """
         if self._is_ours(RelationRecord(message, None)):
             return None
-        name = self._name_of(message.oid, TableName(message.schema, message.name))
-        message = replace(message, schema=name.schema, name=name.name)
         self._messages[message.oid] = message
         self._learn_selected()
         # Read the trigger first: DDL between the two reads is still to come in the stream, if it is reported.
@@ -181,7 +172,7 @@ class RelationTracker:
     def _touched(self, ddl: DdlMessage, commit_lsn: int) -> RelationRecord | None:
         """Return the message's relation as if the stream had sent it, or None for an unknown table."""
         if ddl.relation is not None:
-            relation = self._with_had_rows(self._named(ddl.relation))
+            relation = self._with_had_rows(ddl.relation)
             relation = relation if self._hidden is None else self._hidden.bare(relation) or relation
             return replace(RelationRecord.of_catalog(relation), using=ddl.using)
         known = self._last_known(ddl.oid, commit_lsn)
@@ -250,11 +241,7 @@ class RelationTracker:
 
     def _read_relation(self, oid: int, received_xid: int = 0) -> Relation | None:
         found = self._read_from_catalog(oid, received_xid)
-        found = found and self._named(found)
         return found if self._hidden is None else self._hidden.bare(found)
-
-    def _named(self, relation: Relation) -> Relation:
-        return relation.followed_as(self._name_of(relation.oid, relation.table))
 
     def _remember(self, record: RelationRecord, trigger: str | None, commit_lsn: int) -> RelationRecord:
         """Add the record to the index, with its hidden columns marked, and return it."""
@@ -294,41 +281,6 @@ def _differ_in_files_only(earlier: Relation | None, now: Relation | None) -> boo
 def _without_files(relation: Relation) -> Relation:
     partitions = tuple(replace(part, relfilenode=0, had_rows=False, xmin=0) for part in relation.partitions)
     return replace(relation, relfilenode=0, xmin=0, partitions=partitions)
-
-
-class FollowedNames:
-    """The names in the pipeline of renamed tables that it follows.
-
-    `former`: the names that such tables had, as far as the stream has announced these tables.
-    """
-
-    def __init__(self, pipeline: Pipeline, index: RelationIndex, connection: Connection) -> None:
-        self._pipeline, self._index, self._connection = pipeline, index, connection
-        self._follows_any = pipeline.on_rename == "follow" or any(
-            policy.get("on_rename") == "follow" for policy in pipeline.per_table.values()
-        )
-        self._names: dict[int, set[TableName]] = {}
-        self.former: set[TableName] = set()
-
-    def find(self, oid: int, now: TableName) -> TableName:
-        """Return the name under which a table was recorded, if the pipeline follows it under that.
-
-        Returns its present name `now` if it was recorded under that, or under several names, and if another
-        table has its earlier name: a table that takes another's place stops both.
-        """
-        if not self._follows_any:
-            return now
-        names = self._names.get(oid, set())
-        if now not in names:
-            # A snapshot may have taken it under its present name.
-            self._index.catch_up()
-            names = self._names[oid] = self._index.names(oid)
-        followed = {name for name in names if self._pipeline.options(name).policy.on_rename == "follow"}
-        self.former |= followed - {now}
-        if now in names or len(names) != 1 or not followed:
-            return now
-        (name,) = followed
-        return name if find_oid(self._connection, name) in (None, oid) else now
 
 
 class CatalogWatch:

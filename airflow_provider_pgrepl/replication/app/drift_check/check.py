@@ -34,7 +34,6 @@ from airflow_provider_pgrepl.replication.receiver.continuity import check_public
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.source.catalog.relations import (
     find_relation,
-    followed,
     read_relation,
     read_relations,
 )
@@ -206,8 +205,6 @@ def current_relations(
 ) -> dict[TableName, Relation | None]:
     """Return each relation as it is now: the table with its OID, otherwise one with its name, otherwise None.
 
-    A renamed table that the pipeline follows has the name that it had.
-
     :param planned: as in `read_relations`
     """
     oids = {relation.table: relation.oid for relation in recorded}
@@ -217,13 +214,7 @@ def current_relations(
             oids[table] = successor.oid
     taken = set(oids.values()) - found.keys()
     found |= read_relations(source, taken, pipeline.publication, planned=planned) if taken else {}
-    current = {table: found.get(oid) for table, oid in oids.items()}
-    return {
-        table: followed(source, relation, table)
-        if relation is not None and pipeline.options(table).policy.on_rename == "follow"
-        else relation
-        for table, relation in current.items()
-    }
+    return {table: found.get(oid) for table, oid in oids.items()}
 
 
 def _with_partitions(
@@ -231,23 +222,17 @@ def _with_partitions(
 ) -> dict[TableName, Relation | None]:
     """Read partitioned relations again, with `had_rows` of their partitions."""
     return {
-        table: _with_had_rows(source, pipeline, relation)
+        table: read_relation(
+            source,
+            relation.oid,
+            pipeline.publication,
+            had_rows=True,
+            trusts_owners=pipeline.trust_table_owners,
+        )
         if relation is not None and relation.partitions
         else relation
         for table, relation in current.items()
     }
-
-
-def _with_had_rows(source: Connection, pipeline: Pipeline, relation: Relation) -> Relation | None:
-    found = read_relation(
-        source,
-        relation.oid,
-        pipeline.publication,
-        had_rows=True,
-        trusts_owners=pipeline.trust_table_owners,
-    )
-    is_followed = found is not None and found.table == relation.renamed_to
-    return found.followed_as(relation.table) if found is not None and is_followed else found
 
 
 def _watched(records: Mapping[TableName, TableRecord]) -> dict[TableName, TableRecord]:

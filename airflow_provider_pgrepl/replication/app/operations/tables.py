@@ -13,14 +13,7 @@ from dataclasses import dataclass, field
 from deltalake import DeltaTable
 
 from airflow_provider_pgrepl import errors
-from airflow_provider_pgrepl.errors import (
-    ChangelogError,
-    DriftError,
-    LakeTableError,
-    PgReplError,
-    Remedy,
-    StateError,
-)
+from airflow_provider_pgrepl.errors import ChangelogError, DriftError, LakeTableError, PgReplError, StateError
 from airflow_provider_pgrepl.replication.app import evidence
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.epoch import check_lake_tables_setting, refuse_without_lake
@@ -43,11 +36,7 @@ from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.receiver.continuity import check_publication
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline, copied_options
-from airflow_provider_pgrepl.replication.source.catalog.relations import (
-    find_relation,
-    followed,
-    read_relation,
-)
+from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation, read_relation
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.preflight.tables import right_problems
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
@@ -121,17 +110,13 @@ class RetryCheck:
             self.source, relation.table, publication
         )
         copied = copied_options(self.pipeline, record.config, record.table)
-        is_followed = self.pipeline.options(record.table).policy.on_rename == "follow"
-        if current is not None and is_followed:
-            current = followed(self.source, current, record.table)
         verdict = compare_catalog(relation, current, copied)
-        needs_copy = _needs_copy(record) and not (is_followed and record.remedy is Remedy.ADDED)
         if verdict.kind is DriftKind.UNSAFE:
             hint, remedy = verdict.hint, verdict.remedy
-            if needs_copy and not _needs_copy(verdict):
+            if _needs_copy(record) and not _needs_copy(verdict):
                 hint, remedy = record.hint, record.remedy
             raise DriftError(f"{record.table}: {verdict.reason}", hint, remedy)
-        if needs_copy:
+        if _needs_copy(record):
             raise DriftError(f"{record.table}: {record.reason}", record.hint, record.remedy)
         assert current is not None  # a missing table is unsafe
         raise_all(list(right_problems(self.source, [current])))

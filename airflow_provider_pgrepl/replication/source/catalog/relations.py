@@ -282,12 +282,6 @@ def find_relation(
     connection: Connection, table: TableName, publication: str | None = None
 ) -> Relation | None:
     """Return the table of this name, or None if there is none."""
-    oid = find_oid(connection, table)
-    return None if oid is None else read_relation(connection, oid, publication)
-
-
-def find_oid(connection: Connection, table: TableName) -> int | None:
-    """Return the oid of the table of this name, or None if there is none."""
     with source_errors(f"looking for {table}"):
         found = rows(
             connection,
@@ -295,14 +289,7 @@ def find_oid(connection: Connection, table: TableName) -> int | None:
             " ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = %s",
             (table.schema, table.name),
         )
-    return found[0][0] if found else None
-
-
-def followed(connection: Connection, relation: Relation, table: TableName) -> Relation:
-    """Return a renamed relation under the name that it had, unless another table has that name now."""
-    if relation.table == table or find_oid(connection, table) is not None:
-        return relation
-    return relation.followed_as(table)
+    return read_relation(connection, found[0][0], publication) if found else None
 
 
 def read_relations(

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from airflow_provider_pgrepl.errors import ConfigError, TableError, one_line, remove
+from airflow_provider_pgrepl.errors import ConfigError, TableError, one_line
 from airflow_provider_pgrepl.replication.postgres.names import ColumnName, TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.runtime.quantities import show_list
@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 _CANDIDATES = """
 SELECT c.oid::bigint, n.nspname, c.relname, c.relkind::text, c.relpersistence::text, c.relispartition
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-WHERE n.nspname = ANY (%s) OR c.oid = ANY (%s::oid[])
+WHERE n.nspname = ANY (%s)
 """
 _SHOWN = 20
 _TABLE_KINDS = ("r", "p", "f")
@@ -150,14 +150,12 @@ class RequestedTables:
 
     `added` and `removed`: tables that an operator added or removed. `replicated`: tables that are replicated
     already. If such a table cannot be replicated any more, a pattern reports a problem and does not leave it
-    out. `replicated_oids`: the names of these tables by oid. `recorded`: None if nothing was recorded about
-    the source's tables.
+    out. `recorded`: None if nothing was recorded about the source's tables.
     """
 
     added: frozenset[TableName] = frozenset()
     removed: frozenset[TableName] = frozenset()
     replicated: frozenset[TableName] = frozenset()
-    replicated_oids: Mapping[int, TableName] = field(default_factory=dict)
     recorded: RecordedNames | None = None
 
 
@@ -225,7 +223,8 @@ def select_tables(connection: Connection, pipeline: Pipeline, requested: Request
         (named | replicated) - requested.removed,
         patterns,
         insert_only,
-        requested,
+        requested.removed,
+        requested.recorded,
     ).select(by_pattern=replicated)
 
 
@@ -309,22 +308,18 @@ class _Selection:
         named: frozenset[TableName],
         patterns: frozenset[str],
         insert_only: frozenset[TableName],
-        requested: RequestedTables,
+        removed: frozenset[TableName],
+        recorded: RecordedNames | None,
     ) -> None:
         self._connection = connection
         self._pipeline = pipeline
         self._named = named
         self._patterns = patterns
         self._insert_only = insert_only
-        self._removed = requested.removed
-        self._followed = {
-            oid: table
-            for oid, table in requested.replicated_oids.items()
-            if pipeline.options(table).policy.on_rename == "follow"
-        }
+        self._removed = removed
         # A pattern must not leave out tables that settings name: the settings would have no effect.
         self._expected = named.union(*_chosen_tables(pipeline).values())
-        self._recorded = requested.recorded
+        self._recorded = recorded
         self._lost: list[TableName] = []
         self._unnamed: set[TableName] = set()
         self._problems: dict[TableName, list[str]] = defaultdict(list)
@@ -342,9 +337,6 @@ class _Selection:
             self._pipeline.publication,
             planned=self._pipeline.publication_mode == "create",
         )
-        relations = {
-            oid: one.followed_as(self._followed.get(oid, one.table)) for oid, one in relations.items()
-        }
         self._refused = refused_tables(self._connection, self._pipeline, relations.values())
         for oid, problem in derived_exclusions(self._connection, self._pipeline, relations, self._recorded):
             self._derived[oid].append(problem)
@@ -368,13 +360,12 @@ class _Selection:
         excluded = {ColumnName.parse(column).table for column in self._pipeline.exclude_columns}
         schemas = sorted({table.schema for table in self._named | excluded} | self._patterns)
         with source_errors("listing the tables"):
-            found = rows(self._connection, _CANDIDATES, (schemas, list(self._followed)))
+            found = rows(self._connection, _CANDIDATES, (schemas,))
         by_name = {TableName(schema, name): tuple(more) for _, schema, name, *more in found}
         oids = {TableName(schema, name): oid for oid, schema, name, *_ in found}
-        self._rename_followed(by_name, oids)
         self._lost = sorted(table for table in excluded - by_name.keys() if not self._is_renamed(table))
         chosen = []
-        for table in sorted(self._named - self._problems.keys()):
+        for table in sorted(self._named):
             problem = why_no_table(table, by_name.get(table))
             if problem:
                 self._problems[table].append(problem)
@@ -384,27 +375,6 @@ class _Selection:
             chosen += self._matches(schema, by_name, oids)
         self._refuse_partitions_beside_their_table(chosen)
         return chosen
-
-    def _rename_followed(self, by_name: dict[TableName, tuple[Any, ...]], oids: dict[TableName, int]) -> None:
-        """Give renamed tables that the pipeline follows the names under which it does.
-
-        A table whose earlier name another table has now is not followed: it gets no entry in `_followed`.
-        """
-        now = {oid: name for name, oid in oids.items() if oid in self._followed}
-        taken = frozenset(oids)
-        for oid, table in list(self._followed.items()):
-            name = now.get(oid, table)
-            if name == table:
-                continue
-            if table in taken:
-                del self._followed[oid]
-                continue
-            by_name[table], oids[table] = by_name.pop(name), oids.pop(name)
-            if name in self._named:
-                self._problems[name].append(
-                    f"is replicated as {table}, the name that it had (on_rename: follow). To replicate it"
-                    f" under its present name, first {remove(table)}"
-                )
 
     def _matches(
         self, schema: str, by_name: dict[TableName, tuple[Any, ...]], oids: dict[TableName, int]
@@ -499,7 +469,7 @@ class _Selection:
             )
         if _has_identity(relation) or relation.table in self._insert_only:
             return
-        table = relation.source_table.sql
+        table = relation.table.sql
         why = {
             "n": "its replica identity is NOTHING",
             "i": "its replica identity index is gone, or not published as a whole",
