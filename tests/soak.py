@@ -64,6 +64,8 @@ _POINTS_PER_ROUND = 5
 _TRIES = 5
 _CRASH = "crash of the server"
 _COPY = "soak_copy"
+_TARGETS = {table: f"copied.{table.partition('.')[2]}" for table in TABLES}
+"""The consumer's tables, in the database _COPY, by those of the source."""
 Fault = tuple[str, Callable[[], None]]
 """A fault with its name. All but a crash of the server happen under traffic."""
 
@@ -187,7 +189,7 @@ class Soak:
         execute(self._dsn, f"create database {_COPY}")
         execute(self._copy_dsn, "create schema copied")
         file = self._around.folder / "consumer.json"
-        targets = {f"soak.{table}": f"copied.{table.partition('.')[2]}" for table in TABLES}
+        targets = {f"soak.{table}": target for table, target in _TARGETS.items()}
         file.write_text(json.dumps({"name": "copy", "tables": targets}))
         return Consumer(self._pipeline, file, self._copy_dsn)
 
@@ -240,19 +242,18 @@ class Soak:
                 (f"pause of the {name}", lambda: app.sleep(self._chance.uniform(1, 20))),
             ]
 
-        def crash(server: ServerProcess) -> None:
-            server.kill()
+        def crash(kill: Callable[[], None], start: Callable[[], None]) -> None:
+            kill()
             time.sleep(self._chance.uniform(0, 5))
-            server.start()
+            start()
 
         apps = [fault for name, app in self._apps.items() for fault in faults_of(name, app)]
-        others = [(f"crash of the {name}", partial(crash, one)) for name, one in self._around.others.items()]
-        return [*apps, *others, (_CRASH, self._crash)]
-
-    def _crash(self) -> None:
-        self._around.server.stop(immediate=True)
-        time.sleep(self._chance.uniform(0, 5))
-        self._around.server.start()
+        others = [
+            (f"crash of the {name}", partial(crash, one.kill, one.start))
+            for name, one in self._around.others.items()
+        ]
+        server = self._around.server
+        return [*apps, *others, (_CRASH, partial(crash, partial(server.stop, immediate=True), server.start))]
 
     def _resnapshot_errored(self) -> None:
         """Resnapshot errored tables. Raises SoakError for one whose changes can all be followed."""
@@ -308,9 +309,8 @@ class Soak:
             return
 
         def are_equal() -> bool:
-            names = [table.partition(".")[2] for table in TABLES]
             return all(app.is_continuing() for app in self._apps.values()) and all(
-                rows(self._copy_dsn, f"copied.{name}") == rows(self._dsn, name) for name in names
+                rows(self._copy_dsn, target) == rows(self._dsn, table) for table, target in _TARGETS.items()
             )
 
         wait_until(are_equal, what="the copies to equal the source")
