@@ -57,13 +57,19 @@ def run_until_done(pipeline: InProcess, work: Callable[[], None]) -> None:
     assert code == 0, pipeline.log_tail()
 
 
+def begun(spark: SparkSession, dsn: str, folder: Path, **options: Any) -> InProcess:
+    """Return a pipeline of two empty tables, which are copied."""
+    execute(dsn, "create table a (id int primary key)", "create table b (id int primary key)")
+    pipeline = InProcess(spark, dsn, folder, (A, B), **options)
+    pipeline.snapshot()
+    return pipeline
+
+
 def test_lake_has_every_transaction_up_to_the_time_that_the_app_reports(
     spark: SparkSession, dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """PgAppliedSensor starts DAGs by this time."""
-    execute(dsn, "create table a (id int primary key)", "create table b (id int primary key)")
-    pipeline = InProcess(spark, dsn, tmp_path, (A, B), merge_interval_s=0.5)
-    pipeline.snapshot()
+    pipeline = begun(spark, dsn, tmp_path, merge_interval_s=0.5)
     # A reading does not wait until the lake has what was in the WAL then: an earlier one is answered.
     monkeypatch.setattr(summary, "_ANSWER_S", 0.0)
     monkeypatch.setattr(summary, "INTERVAL_S", 0.1)
@@ -109,9 +115,7 @@ def test_lake_has_every_transaction_up_to_the_time_that_the_app_reports(
 def test_app_deletes_changes_only_once_every_table_has_them(
     spark: SparkSession, dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    execute(dsn, "create table a (id int primary key)", "create table b (id int primary key)")
-    pipeline = InProcess(spark, dsn, tmp_path, (A, B), maintenance_interval_s=0.1)
-    pipeline.snapshot()
+    pipeline = begun(spark, dsn, tmp_path, maintenance_interval_s=0.1)
     access, runs = Access(pipeline.pipeline, dsn, dsn), list[datetime]()
 
     def drop_as_if_a_year_later(root: str, hours: float, needed: Any, now: datetime) -> DroppedHours:
