@@ -31,6 +31,7 @@ from functools import partial
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
+import psycopg2.errors
 
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.drift_check.check import check_drift
@@ -206,6 +207,7 @@ class Soak:
             fault()
         self.counts.transactions += writing.committed + _STEPS
         self.counts.faults[name] += 1
+        self._continue_apps()
         self._wait_for_new_point(name)
         resident = sum(app.resident_mib() for app in self._apps.values())
         self.counts.largest_mib = max(self.counts.largest_mib, resident)
@@ -309,12 +311,22 @@ class Soak:
             return
 
         def are_equal() -> bool:
-            return all(app.is_continuing() for app in self._apps.values()) and all(
-                rows(self._copy_dsn, target) == rows(self._dsn, table) for table, target in _TARGETS.items()
-            )
+            self._continue_apps()
+            # The consumer makes a table when it has loaded it.
+            with contextlib.suppress(psycopg2.errors.UndefinedTable):
+                return all(
+                    rows(self._copy_dsn, target) == rows(self._dsn, table)
+                    for table, target in _TARGETS.items()
+                )
+            return False
 
         wait_until(are_equal, what="the copies to equal the source")
         self.counts.copies += 1
+
+    def _continue_apps(self) -> None:
+        """Start apps again that have ended with the exit code for it."""
+        for app in self._apps.values():
+            app.is_continuing()
 
     def _all_are(self, *states: TableState) -> bool:
         return all(record.state in states for record in self._states().values())
