@@ -129,7 +129,7 @@ class Remedy(StrEnum):
     MOVED = "moved"
     """Rename the table back, and retry it."""
     ADDED = "added"
-    """Add the table under its new name."""
+    """Add the table under its new name; or set `on_rename` to `follow` for it, and resnapshot it."""
     PUBLISH = "publish"
     """Add the table to the publication again, and resnapshot it."""
     GONE = "gone"

@@ -68,7 +68,7 @@ def selected(kept: Kept) -> SelectedTables:
     with kept.access.state_db("test") as state_db, kept.source() as source:
         records = state_db.read_tables(kept.pipeline.name)
         known = recorded_names(source, kept.pipeline, read_epoch(kept.changelog), records, None)
-        return select_tables(source, kept.pipeline, requested_of(records, known))
+        return select_tables(source, kept.pipeline, requested_of(records, None, known))
 
 
 def problems(kept: Kept) -> dict[str, str]:

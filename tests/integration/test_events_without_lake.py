@@ -225,7 +225,9 @@ def test_a_snapshot_on_request_comes_from_the_source_as_of_a_place_in_the_stream
         "insert into wide values (0, null, null, 'NaN', null, null)",
     )
     events.configure(
-        tables=("public.t", "public.other", "public.wide"), exclude_columns=("public.wide.secret",)
+        tables=("public.t", "public.other", "public.wide"),
+        exclude_columns=("public.wide.secret",),
+        per_table={"public.other": {"on_rename": "follow"}},
     )
     events.publisher(mask_columns=["public.wide.mail"])
     events.take()
@@ -235,7 +237,8 @@ def test_a_snapshot_on_request_comes_from_the_source_as_of_a_place_in_the_stream
         taken, rows = snapshot(events, "wide")
         execute(dsn, "delete from wide where id = 5", "insert into t values (7, 'after')")
         events.wait_for(("wide", "d", 5), ("t", "c", 7))
-        execute(dsn, "insert into other values (1, 'x')")
+        execute(dsn, "alter table other rename to renamed", "insert into renamed values (1, 'x')")
+        events.wait_for(("other", "c", 1))
         _, others = snapshot(events, "other")
     assert others == [{"id": 1, "v": "x"}]
     assert len(rows) == 20_002

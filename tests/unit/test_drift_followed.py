@@ -16,6 +16,7 @@ from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Column, Partition, PgType, Relation
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.settings.tables import TableOptions
+from airflow_provider_pgrepl.replication.state.recorded_events import schema_changes
 
 PIPELINE = Pipeline(name="p", lake="/lake", tables=("public.*",))
 ID = Column("id", 1, 23, -1, "integer", is_key=True, not_null=True, xmin=10)
@@ -419,8 +420,51 @@ def test_a_renamed_table_is_taken_under_its_new_name() -> None:
         """ 'sales."Orders"', or PgAddTablesOperator; but if the two swapped names, """
     ) + errors.swapped(BEFORE.table, moved.table)
     verdict = compare_catalog(BEFORE, moved, PIPELINE.options(BEFORE.table))
-    assert verdict.hint == f"name it back, then {errors.retry(BEFORE.table)}; or {added}"
-    assert judged(moved).hint == added
+    follow = (
+        "to keep its name in the pipeline, set on_rename to follow for it, restart the replication app, and"
+        f" {errors.resnapshot(BEFORE.table)}"
+    )
+    assert verdict.hint == f"name it back, then {errors.retry(BEFORE.table)}; or, {follow}; or {added}"
+    assert judged(moved).hint == f"{follow}; or {added}"
+
+
+def test_a_renamed_table_is_followed_by_choice() -> None:
+    follow = replace(PIPELINE, on_rename="follow")
+    moved = replace(BEFORE, table=TableName("sales", "goods"))
+    sent = moved.followed_as(BEFORE.table)
+    verdict = judged(sent, follow)
+    assert (verdict.kind, verdict.changes) == (
+        DriftKind.SAFE,
+        ("the table was renamed or moved to sales.goods",),
+    )
+    assert verdict.relation == replace(BEFORE, renamed_to=moved.table)
+    assert schema_changes(BEFORE, verdict.relation) == {"table_renamed": ["public.goods", "sales.goods"]}
+    again = judged(sent, follow, verdict.relation)
+    assert again == DriftResult(DriftKind.UNCHANGED, relation=verdict.relation)
+    assert judged(BEFORE, follow, verdict.relation).relation == BEFORE
+    options = follow.options(BEFORE.table)
+    assert compare_catalog(BEFORE, sent, options).kind is DriftKind.SAFE
+    # Catalog and stream show the new name if another table has the old one, or if nothing is followed.
+    assert compare_catalog(BEFORE, moved, options).kind is DriftKind.UNSAFE
+    assert judged(moved, follow).kind is DriftKind.UNSAFE
+    assert judged(moved, PIPELINE, verdict.relation).kind is DriftKind.UNSAFE
+    assert "on_rename" not in judged(moved, follow).hint
+    assert errors.swapped(BEFORE.table, moved.table) in judged(moved, follow).hint
+
+
+def test_name_that_the_stream_has_not_sent_yet_is_not_recorded() -> None:
+    moved = replace(BEFORE, table=TableName("sales", "goods"))
+    received = RelationRecord(RelationRecord.of_catalog(BEFORE).message, moved)
+    verdict = judge(BEFORE, received, PIPELINE.options(BEFORE.table))
+    assert verdict == DriftResult(DriftKind.UNCHANGED, relation=BEFORE)
+
+
+def test_name_at_source_is_recorded_and_versions_of_other_relations_stay() -> None:
+    moved = replace(BEFORE, renamed_to=TableName("sales", "goods"))
+    assert Relation.from_json(moved.to_json()) == moved
+    assert moved.version != BEFORE.version
+    assert "renamed_to" not in BEFORE.to_json()
+    assert moved.followed_as(moved.renamed_to) == replace(BEFORE, table=TableName("sales", "goods"))
 
 
 def test_a_verdict_survives_pickling() -> None:

@@ -15,7 +15,7 @@ from airflow_provider_pgrepl.replication.changelog.relation_index import (
     relations_uri,
 )
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.delta.table import query_delta
+from airflow_provider_pgrepl.replication.delta.table import open_delta, query_delta
 from airflow_provider_pgrepl.replication.pgoutput.messages import RelationMessage, WireColumn
 from airflow_provider_pgrepl.replication.postgres.lsn import Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
@@ -224,3 +224,50 @@ def test_an_index_of_an_earlier_version_of_the_program_is_read_and_added_to(tmp_
     later = RelationIndex(uri)
     assert later.find(42, record.version) == record
     assert later.effective(Epoch(1), 42, 11)[0] == announced("b")
+
+
+def named(oid: int, name: str) -> Relation:
+    return replace(selected("a"), oid=oid, table=TableName("public", name))
+
+
+def test_name_in_the_pipeline_is_the_one_with_which_a_table_was_copied_last(tmp_path):
+    uri = relations_uri(str(tmp_path))
+    index, another = RelationIndex(uri), RelationIndex(uri)
+    first, renamed, copied = named(42, "t"), named(42, "moved"), named(42, "other")
+    # The stream, or an earlier version of this package, has recorded it without saying so.
+    index.add(Epoch(1), RelationRecord.of_catalog(first))
+    index.catch_up()
+    assert index.pipeline_names() == {}
+    another.add_selected(Epoch(1), [first, named(43, "u")])
+    index.add(Epoch(1), RelationRecord.of_catalog(renamed))
+    index.catch_up()
+    assert index.pipeline_names() == {42: first.table, 43: TableName("public", "u")}
+    another.add_selected(Epoch(1), [renamed, copied])
+    index.catch_up()
+    assert index.pipeline_names()[42] == copied.table
+    # It is copied under an earlier name again, and then another table is copied under that.
+    another.add_selected(Epoch(1), [first])
+    index.catch_up()
+    assert index.pipeline_names()[42] == first.table
+    another.add_selected(Epoch(1), [named(44, "t")])
+    index.catch_up()
+    assert index.pipeline_names() == {44: first.table, 43: TableName("public", "u")}
+    # A new epoch records again what was selected at its first snapshot and since, in this order.
+    another.add_selected(Epoch(2), [first, named(44, "t"), named(44, "t")])
+    index.catch_up()
+    assert index.pipeline_names() == {44: first.table, 43: TableName("public", "u")}
+    assert RelationIndex(uri).pipeline_names() == index.pipeline_names()
+    another.begin_source(Epoch(3))
+    index.catch_up()
+    assert index.pipeline_names() == {}
+    another.add_selected(Epoch(3), [first])
+    index.catch_up()
+    assert index.pipeline_names() == {42: first.table}
+
+
+def test_selecting_a_table_again_under_its_name_writes_nothing(tmp_path):
+    uri = relations_uri(str(tmp_path))
+    RelationIndex(uri).add_selected(Epoch(1), [selected("a")])
+    before = query_delta(open_delta(uri), "select * from it").num_rows
+    RelationIndex(uri).add_selected(Epoch(1), [selected("a")])
+    assert query_delta(open_delta(uri), "select * from it").num_rows == before == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from airflow_provider_pgrepl.replication.changelog.relation_index import (
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.pgoutput.messages import DDL_PREFIX, LogicalMessage
 from airflow_provider_pgrepl.replication.postgres.lsn import Epoch
+from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.receiver.relation_tracker import RelationTracker
 from airflow_provider_pgrepl.replication.source.event_trigger.message import seal_of
@@ -45,7 +47,7 @@ class Source:
         copied = EffectiveFrom(10, "trigger")
         RelationIndex(self.uri).add(Epoch(1), RelationRecord.of_catalog(NARROW), copied)
 
-    def session(self) -> RelationTracker:
+    def session(self, **more: Any) -> RelationTracker:
         return RelationTracker(
             "p",
             "publication",
@@ -54,6 +56,7 @@ class Source:
             lambda _oid, _xid: self.now,
             lambda: self.trigger,
             lambda: KEY,
+            **more,
         )
 
 
@@ -113,3 +116,14 @@ def test_before_a_failure_no_type_has_had_using(source):
     tracker = source.session()
     tracker.look_at_ddl(FAILED, 30, XID)
     assert not announced(source.session(), NARROW, 20).using
+
+
+def test_table_is_not_followed_any_more_although_the_trigger_reported_its_new_name(source):
+    moved = replace(NARROW, table=TableName("public", "moved"))
+    source.now = moved
+    reported = RelationRecord.of_catalog(moved.followed_as(NARROW.table))
+    RelationIndex(source.uri).add(Epoch(1), reported, EffectiveFrom(20, "trigger"))
+    following = announced(source.session(name_of=lambda _oid, _now: NARROW.table), moved, 30)
+    assert (following.names, following.catalog) == ({NARROW.table}, reported.catalog)
+    record = announced(source.session(), moved, 40)
+    assert (record.names, record.catalog) == ({moved.table}, moved)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import closing
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
 from airflow_provider_pgrepl import errors
-from airflow_provider_pgrepl.errors import PgReplError, SnapshotError, TableError
+from airflow_provider_pgrepl.errors import DriftError, PgReplError, Remedy, SnapshotError, TableError
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.changelog.relation_index import (
     EffectiveFrom,
@@ -29,7 +30,7 @@ from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.copy.imported_snapshot import given_up
 from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import SnapshotHolder
 from airflow_provider_pgrepl.replication.source.event_trigger import trigger
-from airflow_provider_pgrepl.replication.source.publication import drop_tables
+from airflow_provider_pgrepl.replication.source.publication import drop_tables, table_names
 from airflow_provider_pgrepl.replication.source.slot_creation import ExportedSnapshot
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
@@ -56,16 +57,24 @@ class CopyStates:
         self._pipeline = pipeline
         self._state_db = state_db
         self._before: dict[TableName, TableRecord | None] = {}
-        self._joined: set[TableName] = set()
+        self._oids: dict[TableName, int] = {}
+        self._stopped: list[TableRecord] = []
+        self._joined: dict[TableName, int] = {}
         self._is_copying = False
 
-    def join(self, tables: Iterable[TableName]) -> None:
+    def join(self, relations: Iterable[Relation]) -> None:
         """Remember that these tables joined the publication for this run."""
-        self._joined.update(tables)
+        self._joined |= {relation.table: relation.oid for relation in relations}
 
-    def begin(self, relations: Iterable[Relation]) -> None:
-        """Record that these tables are requested, and set them to `snapshotting`."""
+    def begin(self, relations: Collection[Relation]) -> None:
+        """Record that these tables are requested, and set them to `snapshotting`.
+
+        A table that has one of them under an earlier name is marked errored: the source's changes are applied
+        to one lake table.
+        """
         name, records = self._pipeline.name, self._state_db.read_tables(self._pipeline.name)
+        self._oids |= {relation.table: relation.oid for relation in relations}
+        self._stop_earlier_names(records, {relation.oid: relation.table for relation in relations})
         for table in (relation.table for relation in relations):
             record = records.get(table)
             self._before.setdefault(table, record)
@@ -75,6 +84,32 @@ class CopyStates:
                 self._state_db.set_state(name, table, TableState.CATCHING_UP)
             self._record_membership(table, record)
             self._state_db.set_state(name, table, TableState.SNAPSHOTTING)
+
+    def _stop_earlier_names(
+        self, records: Mapping[TableName, TableRecord], copied: Mapping[int, TableName]
+    ) -> None:
+        for table, record in records.items():
+            if record.relation is None or table in copied.values():
+                continue
+            if record.relation.oid in copied:
+                now = copied[record.relation.oid]
+                reason = f"the table was renamed or moved to {now}, and is copied under that name"
+                hint = (
+                    f"{errors.remove(table)}; or name it back at the source, {errors.remove(now)}, and then"
+                    f" {errors.retry(table)}"
+                )
+                self._stop(record, DriftError(reason, hint, Remedy.MOVED))
+
+    def _stop(self, seen: TableRecord, error: PgReplError) -> None:
+        """Mark a table errored if changes are applied to it, or will be, whatever the app does meanwhile."""
+        name, record = self._pipeline.name, seen
+        while record.state.needs_changes:
+            if self._state_db.mark_errored(name, record, error):
+                log.error("%s is errored: %s", record.table, error.message)
+                self._stopped.append(record)
+                return
+            gone = replace(record, state=TableState.REMOVED)
+            record = self._state_db.read_tables(name).get(record.table, gone)
 
     def copying(self) -> None:
         """Remember that lake tables may be written from now on."""
@@ -119,7 +154,11 @@ class CopyStates:
             begun = {table for table in self._before if self._is_begun(records.get(table), table)}
             restored = set() if self._is_copying else set(filter(self._is_restorable, begun))
             if not self._is_copying:
-                self.withdraw(self._joined - (begun - restored) | set(filter(self._was_out, restored)))
+                out = self._joined.keys() - (begun - restored) | set(filter(self._was_out, restored))
+                oids = self._oids | self._joined
+                self.withdraw([oids[table] for table in out if table in oids])
+                for record in self._stopped:
+                    self._restore_record(record)
             for table in sorted(begun):
                 if table in restored:
                     self._restore(table)
@@ -147,11 +186,11 @@ class CopyStates:
         before = self._before[table]
         return before is None or before.state is TableState.REMOVED
 
-    def withdraw(self, tables: Collection[TableName]) -> None:
+    def withdraw(self, oids: Collection[int]) -> None:
         """Drop tables that this run published from the publication, if that is the pipeline's own. A failure
         is logged."""
         pipeline = self._pipeline
-        if not tables or pipeline.publication_mode != "create":
+        if not oids or pipeline.publication_mode != "create":
             return
         try:
             if not self._state_db.owns_publication(pipeline):
@@ -163,9 +202,12 @@ class CopyStates:
                 return
             # Connect again: the error may come from the connection that published the tables.
             with closing(connect(self._dsn, "unpublish")) as source:
+                # Find them by OID, because they may have been renamed.
+                tables = table_names(source, oids)
                 drop_tables(source, pipeline.publication, tables, pipeline.lock_timeout_s)
         except PgReplError as failure:
-            names = ", ".join(map(str, sorted(tables)))
+            known = {oid: str(table) for table, oid in (self._oids | self._joined).items()}
+            names = ", ".join(sorted(known.get(oid, f"the table with oid {oid}") for oid in oids))
             log.warning(
                 "tables that were not copied stay in publication %s: %s (%s). Run pgrepl remove FILE.json"
                 " TABLE for each, or copy them",
@@ -173,10 +215,14 @@ class CopyStates:
             )
 
     def _restore(self, table: TableName) -> None:
-        name, before = self._pipeline.name, self._before[table]
+        before = self._before[table]
         if before is None:
-            self._state_db.remove_table(name, table)
-            return
+            self._state_db.remove_table(self._pipeline.name, table)
+        else:
+            self._restore_record(before)
+
+    def _restore_record(self, before: TableRecord) -> None:
+        name, table = self._pipeline.name, before.table
         state = TableState.CATCHING_UP if before.state is TableState.STREAMING else before.state
         self._state_db.set_state(
             name,

@@ -73,7 +73,7 @@ def read_lineage(access: Access, tables: Collection[TableName] = ()) -> list[Tab
         TableLineage(
             LineageDataset(
                 f"postgres://{host}:{port}",
-                f"{database}.{table.schema}.{table.name}",
+                f"{database}.{relation.source_table.schema}.{relation.source_table.name}",
                 tuple(DatasetColumn(column.name, column.type_name) for column in relation.columns),
             ),
             tuple(_lake_tables(pipeline, record, relation)),

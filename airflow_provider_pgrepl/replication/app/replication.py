@@ -26,6 +26,7 @@ from .evidence import stop_lost_copies
 from .needed_changes import Retention, retention, retention_lsn
 from .progress_writer import ProgressWriter, SampleWriter
 from .source_problems import SourceProtection
+from .tables import record_names
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +72,7 @@ class Replication:
         """
         is_measured = metrics is not None or exports_metrics()
         with self._serve_metrics(metrics) if is_measured else nullcontext():
+            record_names(self._pipeline, self._state_db, self._record.epoch)
             self._receiver.start()
             try:
                 return self._run_reported(target)

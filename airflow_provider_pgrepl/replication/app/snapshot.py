@@ -39,6 +39,7 @@ from airflow_provider_pgrepl.replication.runtime.compiled_loops import begin_com
 from airflow_provider_pgrepl.replication.runtime.process_io import leave_result
 from airflow_provider_pgrepl.replication.runtime.start_queue import StartTurn
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.source.catalog.followed_names import FollowedNames
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.event_trigger import trigger
 from airflow_provider_pgrepl.replication.source.preflight.check import check_source, check_surroundings
@@ -87,9 +88,11 @@ from .start_check import check_addable, check_known, check_own_tables
 from .table_watch import recorded_names
 from .tables import (
     Records,
+    followed_at,
     left_out,
     read_records,
     read_selected,
+    record_names,
     requested_of,
     retire_unknown_tables,
     unrecorded,
@@ -113,6 +116,7 @@ class SnapshotRun:
     """The names of pipeline, source and lake."""
     prepare_executors: Callable[[], None]
     """Raises SparkError or ToolError. Call it before anything is created for a copy."""
+    followed: FollowedNames
     recorded: BoundRules | None = None
     lost: Collection[own_tables.MissingTable] = ()
     """The lake's own tables that are given up with the previous epoch."""
@@ -121,7 +125,7 @@ class SnapshotRun:
 
     @property
     def requested(self) -> RequestedTables:
-        return requested_of(self.records, self.recorded)
+        return requested_of(self.records, self.followed, self.recorded)
 
     def check_has_begun(self, option: str) -> None:
         """Raise ConfigError, naming the option, if the pipeline has no epoch yet."""
@@ -291,7 +295,8 @@ def opened(
             _begin_local(session, pipeline)
             selected = read_selected(state_db, pipeline)
             names = recorded_names(source, pipeline, epoch, records, evidence.recorded, selected)
-            requested = requested_of(records, names)
+            followed = followed_at(source, pipeline, records, epoch or evidence.recorded)
+            requested = requested_of(records, followed, names)
             check_source(access.dsn, pipeline, requested, new_epoch=new_epoch, makes_slot=True)
         else:
             check_surroundings(access.dsn, pipeline)
@@ -310,6 +315,8 @@ def opened(
             evidence = gather(pipeline, state_db, source)
             check_ours(evidence)
             continues = continues_epoch(evidence, records, source)
+        if continues and epoch is not None:
+            record_names(pipeline, state_db, epoch.epoch)
         yield SnapshotRun(
             snapshotter,
             epoch,
@@ -317,6 +324,7 @@ def opened(
             new_epoch,
             evidence.describe(),
             lambda: _prepare_executors(session, turn, access),
+            followed_at(source, pipeline, records, epoch or evidence.recorded),
             recorded_names(
                 source, pipeline, epoch, records, evidence.recorded, state_db.read_selected(pipeline.name)
             ),

@@ -47,7 +47,6 @@ from airflow_provider_pgrepl.replication.source.preflight.selection import (
     select_tables,
 )
 from airflow_provider_pgrepl.replication.source.preflight.tables import table_warnings
-from airflow_provider_pgrepl.replication.source.publication import table_names
 from airflow_provider_pgrepl.replication.source.server import Server, known_source, read_server
 from airflow_provider_pgrepl.replication.source.slot import SlotInUse, renew_walsender, temporary_name
 from airflow_provider_pgrepl.replication.source.slot_creation import (
@@ -65,7 +64,7 @@ from .access import Access
 from .copy_states import CopyStates, record_tables
 from .source_ownership import NextEpoch, SourceOwnership, find_next_epoch
 from .table_watch import recorded_names
-from .tables import Records
+from .tables import Records, followed_at
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -162,7 +161,7 @@ class TableSnapshotter:
             # A published table without a key, for example, rejects the application's updates. Find it by OID,
             # because it may have been renamed. The lake has no rows of it.
             if withdrawn := [added[table] for table in faults if table in added]:
-                states.withdraw(table_names(self.source, withdrawn))
+                states.withdraw(withdrawn)
             if not relations:
                 break
             self.index_selected(record.epoch, relations)
@@ -218,7 +217,7 @@ class TableSnapshotter:
             records = self.records()
             self._check_not_repaired(records[one.table] for one in relations if one.table in records)
             joined = ownership.publish(relations)
-            states.join(relation.table for relation in joined)
+            states.join(joined)
             # Also for a table that is published already, unless its changes are received: a run may have been
             # killed between the two steps, and the publication's owner adds a table without a lock.
             if joined or not all(_is_received(records.get(relation.table)) for relation in relations):
@@ -263,7 +262,9 @@ class TableSnapshotter:
 
         The others are marked errored.
         """
-        requested = replace(requested, recorded=self._recorded_names(epoch))
+        recorded = epoch or self.state_db.read_pipeline(self.pipeline.name)
+        followed = followed_at(self.source, self.pipeline, self.records(), recorded)
+        requested = replace(requested, recorded=self._recorded_names(epoch), followed=followed)
         selected = select_tables(self.source, self.pipeline, requested)
         relations = [relation for relation in selected.relations if relation.table in tables]
         faults: dict[TableName, PgReplError] = {
@@ -444,7 +445,7 @@ def _make_epoch(
     if take_over:
         position = take_over_slot(snapshotter.access.dsn, pipeline.slot, take_over, pipeline.publication)
         ownership.record_slot()
-        record = _open_epoch(snapshotter, ownership, server, position, last, beginning)
+        record = _open_epoch(snapshotter, ownership, server, relations, position, last, beginning)
         return snapshotter.take(tables, requested, record)
     failed: dict[TableName, PgReplError] = {}
     for attempt in range(1, ATTEMPTS + 1):
@@ -508,7 +509,8 @@ def _begin(
         except BaseException:
             drop_unused(snapshotter.access.dsn, snapshotter.source, snapshotter.pipeline.slot)
             raise
-        record = _open_epoch(snapshotter, ownership, server, exported.consistent_point, last, beginning)
+        begins = exported.consistent_point
+        record = _open_epoch(snapshotter, ownership, server, relations, begins, last, beginning)
         # States from another epoch must not be restored.
         states.copying()
         states.begin(relations)
@@ -520,6 +522,7 @@ def _open_epoch(
     snapshotter: TableSnapshotter,
     ownership: SourceOwnership,
     server: Server,
+    relations: Sequence[Relation],
     begins: LSN,
     last: EpochRecord | None,
     beginning: NextEpoch,
@@ -528,7 +531,8 @@ def _open_epoch(
     uri = changelog_uri(pipeline.lake_root)
     is_other_source = last is not None and known_source(last, server).differs(server)
     try:
-        selected = snapshotter.state_db.read_selected(pipeline.name)
+        # The names of the tables that are copied come last: they are those in the pipeline.
+        selected = [*snapshotter.state_db.read_selected(pipeline.name), *relations]
         record = EpochRecord(
             pipeline.name,
             beginning.epoch,

@@ -198,7 +198,8 @@ class SourceOwnership:
                 f"the publication {pipeline.publication} does not exist",
                 'create it, or set `publication_mode` to "create"',
             )
-        missing = [str(relation.table) for relation in relations if relation.table not in found.tables]
+        names = [relation.source_table for relation in relations]
+        missing = [str(name) for name in names if name not in found.tables]
         if missing:
             raise PublicationError(
                 f"the publication {pipeline.publication} lacks {', '.join(missing)}",
@@ -266,12 +267,12 @@ class SourceOwnership:
         if not is_used and self.state_db.owns_publication(self.pipeline):
             added = publication.add_tables(self.dsn, name, relations, self.pipeline.lock_timeout_s)
             if added:
-                names = ", ".join(str(relation.table) for relation in added)
-                log.info("added to the publication %s: %s", name, names)
+                log.info("added to the publication %s: %s", name, ", ".join(str(one.table) for one in added))
             return added
         found = publication.read_publication(self.source, name)
         held = found.tables if found else frozenset()
-        missing = ", ".join(str(relation.table) for relation in relations if relation.table not in held)
+        names = [relation.source_table for relation in relations]
+        missing = ", ".join(str(name) for name in names if name not in held)
         if missing and not is_used:
             raise PublicationError(
                 f"the publication {name} lacks {missing}, and was not made by {self.pipeline.name!r}",

@@ -26,7 +26,7 @@ from airflow_provider_pgrepl.replication.source.server import synchronous_proble
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableState
 
-from .tables import requested_of
+from .tables import followed_names, requested_of
 
 log = logging.getLogger(__name__)
 INTERVAL_S = 15.0
@@ -54,7 +54,8 @@ def source_warnings(
     sent = all_tables_warning(source, pipeline.slot, pipeline.used_publication)
     left_out: Iterable[str] = ()
     if any(text.endswith(".*") for text in pipeline.tables):
-        left_out = left_out_warnings(select_tables(source, pipeline, requested_of(records)))
+        requested = requested_of(records, followed_names(pipeline))
+        left_out = left_out_warnings(select_tables(source, pipeline, requested))
     inherited = inherited_warnings(source, _oids(records))
     return (*left_out, *inherited, *_unread_sequences(source, pipeline, records), *([sent] if sent else []))
 
@@ -78,7 +79,8 @@ def published_refused(
     Includes tables of a publication of others that the pipeline does not replicate.
     """
     oids = _oids(records)
-    current = list(read_relations(source, oids, pipeline.publication).values())
+    known = read_relations(source, oids, pipeline.publication)
+    current = [relation.followed_as(oids[oid]) for oid, relation in known.items()]
     current += others_published(source, pipeline, current)
     found = refused_tables(source, pipeline, [relation for relation in current if relation.membership_oid])
     return {oids.get(oid, refused.table): refused for oid, refused in found.items()}

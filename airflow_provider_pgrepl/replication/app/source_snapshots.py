@@ -44,8 +44,8 @@ from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.settings.publisher import PublisherSettings
-from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
-from airflow_provider_pgrepl.replication.source.connection import connect
+from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation, read_relation
+from airflow_provider_pgrepl.replication.source.connection import Connection, connect
 from airflow_provider_pgrepl.replication.source.copy.copy_stream import CopyRange, open_copy
 from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import TableSnapshotHolder, keep_for
 from airflow_provider_pgrepl.replication.source.slot import temporary_name
@@ -54,6 +54,7 @@ from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.values import copied_part
 
 from . import evidence, process
+from .tables import followed_names
 
 log = logging.getLogger(__name__)
 
@@ -149,7 +150,7 @@ class SourceSnapshots:
             evidence.check(pipeline, state_db, self._dsn)
         with ExitStack() as held:
             with closing(connect(self._dsn, f"snapshot {pipeline.name}")) as source:
-                relation = find_relation(source, table, pipeline.publication)
+                relation = self._find(source, table)
                 name = temporary_name(source)
             if relation is None:
                 raise SnapshotError(f"{table} is not there any more")
@@ -170,6 +171,17 @@ class SourceSnapshots:
         file.flush()
         # A commit at the consistent point itself is not in the snapshot.
         return _Copy(rows, LSN(exported.consistent_point - 1), count)
+
+    def _find(self, source: Connection, table: TableName) -> Relation | None:
+        """Return the table that the pipeline has under this name, or None if the source has none."""
+        names, publication = followed_names(self._pipeline), self._pipeline.publication
+        oid = next((oid for oid, name in names.followed().items() if name == table), None)
+        found = None if oid is None else read_relation(source, oid, publication)
+        found = found and names.apply(source, found)
+        if found is None or found.table != table:
+            found = find_relation(source, table, publication)
+            found = found and names.apply(source, found)
+        return found if found is not None and found.table == table else None
 
     def _rows(self, relation: Relation) -> SnapshotRows:
         """Return the encoder of a table's rows.

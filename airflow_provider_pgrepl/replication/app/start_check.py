@@ -15,12 +15,16 @@ from airflow_provider_pgrepl.replication.source.catalog.refused_changes import c
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.event_trigger import trigger
 from airflow_provider_pgrepl.replication.source.preflight.check import check_source, check_surroundings
-from airflow_provider_pgrepl.replication.source.preflight.selection import SelectedTables, select_tables
+from airflow_provider_pgrepl.replication.source.preflight.selection import (
+    RequestedTables,
+    SelectedTables,
+    select_tables,
+)
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import TableState
 
 from .access import Access
-from .tables import Records, requested_of
+from .tables import Records, requested_at
 
 _WITHOUT_TRIGGER = (
     "nothing was created. Set event_trigger to false, or let those publications list their tables"
@@ -77,15 +81,16 @@ def check_snapshot(
     check_storage(access.pipeline)
     with StateDatabase(access.state_dsn, "preflight") as state_db, access.source("preflight") as source:
         check_own_tables(access, state_db, source)
+        requested = _read_requested(access.pipeline, state_db, source)
     records = _read_records(access)
     if not new_epoch:
         _check_lake(access.pipeline, records, must_have_begun=False)
     if records is None or (not new_epoch and _has_begun(access.pipeline, records)):
         check_surroundings(access.dsn, access.pipeline)
     else:
-        check_source(access.dsn, access.pipeline, requested_of(records), new_epoch=new_epoch, makes_slot=True)
+        check_source(access.dsn, access.pipeline, requested, new_epoch=new_epoch, makes_slot=True)
     if records is not None and (resnapshot or added):
-        _check_named(access, records, frozenset(resnapshot), frozenset(added))
+        _check_named(access, records, requested, frozenset(resnapshot), frozenset(added))
 
 
 def check_verification(access: Access, tables: Collection[TableName]) -> None:
@@ -128,9 +133,12 @@ def check_addable(wanted: Collection[TableName], selected: SelectedTables, recor
 
 
 def _check_named(
-    access: Access, records: Records, resnapshot: frozenset[TableName], added: frozenset[TableName]
+    access: Access,
+    records: Records,
+    requested: RequestedTables,
+    resnapshot: frozenset[TableName],
+    added: frozenset[TableName],
 ) -> None:
-    requested = requested_of(records)
     requested = replace(
         requested,
         added=requested.added | added | (resnapshot & requested.removed),
@@ -157,6 +165,14 @@ def _has_begun(pipeline: Pipeline, records: Records) -> bool:
 
     copied = any(record.position_lsn is not None for record in records.values())
     return copied or (bool(records) and find_epoch(pipeline) is not None)
+
+
+def _read_requested(pipeline: Pipeline, state_db: StateDatabase, source: Connection) -> RequestedTables:
+    """Return the recorded requests; none if the state cannot be read yet."""
+    try:
+        return requested_at(source, state_db, pipeline)
+    except StateError:
+        return RequestedTables()
 
 
 def _read_records(access: Access) -> Records | None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import ConfigError
+from airflow_provider_pgrepl.replication.postgres.lsn import Epoch
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.source.catalog.followed_names import FollowedNames
+from airflow_provider_pgrepl.replication.source.catalog.relations import find_tables
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.preflight.selection import (
     RecordedNames,
@@ -18,16 +22,25 @@ from airflow_provider_pgrepl.replication.source.preflight.selection import (
     lists,
     select_tables,
 )
+from airflow_provider_pgrepl.replication.source.server import SourceRecord, known_source, read_server
 from airflow_provider_pgrepl.replication.state.database import StateDatabase
 from airflow_provider_pgrepl.replication.state.tables import Membership, TableRecord, TableState
+
+if TYPE_CHECKING:
+    from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex
 
 log = logging.getLogger(__name__)
 
 Records = Mapping[TableName, TableRecord]
 
 
-def requested_of(records: Records, recorded: RecordedNames | None = None) -> RequestedTables:
-    """Return which tables the records show as added, removed and replicated."""
+def requested_of(
+    records: Records, followed: FollowedNames | None, recorded: RecordedNames | None = None
+) -> RequestedTables:
+    """Return which tables the records show as added, removed and replicated.
+
+    :param followed: the names of renamed tables
+    """
     return RequestedTables(
         recorded=recorded,
         added=frozenset(table for table, record in records.items() if record.membership == "added"),
@@ -37,7 +50,67 @@ def requested_of(records: Records, recorded: RecordedNames | None = None) -> Req
             for table, record in records.items()
             if record.membership != "removed" and record.state is not TableState.REMOVED
         ),
+        followed=followed,
     )
+
+
+def followed_names(pipeline: Pipeline) -> FollowedNames:
+    """Return the names of renamed tables that the lake has recorded, which are those of the recorded source.
+
+    Raises LakeError, LakeUnavailableError.
+    """
+    return FollowedNames.read(pipeline, lambda: _index(pipeline).pipeline_names())
+
+
+def followed_at(
+    source: Connection, pipeline: Pipeline, records: Records, recorded: SourceRecord | None
+) -> FollowedNames:
+    """Return the names of renamed tables at this source, which may be another one than the recorded one.
+
+    In another database, the same OIDs are other tables. There, a table is found by the name that it had last
+    at the recorded source, as far as the records show it. Raises LakeError, LakeUnavailableError.
+    """
+    server = read_server(source)
+    if recorded is not None and not known_source(recorded, server).differs(server):
+        return followed_names(pipeline)
+    relations = (record.relation for record in records.values())
+    moved = {one.renamed_to: one.table for one in relations if one is not None and one.renamed_to is not None}
+    found = find_tables(source, moved)
+    return FollowedNames(pipeline, {oid: moved[name] for name, oid in found.items()})
+
+
+def record_names(pipeline: Pipeline, state_db: StateDatabase, epoch: Epoch) -> None:
+    """Record the names of tables that were copied by an earlier version of this package, so that they can be
+    followed. Raises LakeError, LakeUnavailableError, and what the state raises."""
+    if not FollowedNames(pipeline).follows_any:
+        return
+    index = _index(pipeline)
+    recorded = FollowedNames.read(pipeline, index.pipeline_names)
+    # Records that are not of this epoch may be of another database.
+    oids = set(index.relation_ids()) - recorded.recorded.keys()
+    # If there are several records of one table, the one to which changes are applied has its name.
+    found = state_db.read_tables(pipeline.name).values()
+    records = sorted(found, key=lambda record: record.state.needs_changes)
+    relations = [record.relation for record in records if record.relation and record.relation.oid in oids]
+    index.add_selected(epoch, relations)
+
+
+def _index(pipeline: Pipeline) -> RelationIndex:
+    # Import this here: operators import this module, and must not import deltalake.
+    from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
+
+    return RelationIndex(relations_uri(pipeline.lake_root))
+
+
+def requested_at(source: Connection, state_db: StateDatabase, pipeline: Pipeline) -> RequestedTables:
+    """Return which tables the state shows as added, removed and replicated, for a check before a run.
+
+    Raises StateError for a state that cannot be read yet.
+    """
+    if not state_db.is_set_up():
+        return RequestedTables()
+    records, recorded = state_db.read_tables(pipeline.name), state_db.read_pipeline(pipeline.name)
+    return requested_of(records, followed_at(source, pipeline, records, recorded))
 
 
 def belongs(pipeline: Pipeline, table: TableName, record: TableRecord | None) -> bool:
@@ -56,8 +129,12 @@ def membership_of(pipeline: Pipeline, table: TableName) -> Membership:
 
 
 def new_tables(connection: Connection, pipeline: Pipeline, records: Records) -> list[TableName]:
-    """Return the unrecorded tables that a pattern of the pipeline matches now. Raises SourceError."""
-    return unrecorded(select_tables(connection, pipeline, requested_of(records)), records)
+    """Return the unrecorded tables that a pattern of the pipeline matches now. Raises SourceError.
+
+    The source has been checked to be the recorded one.
+    """
+    requested = requested_of(records, followed_names(pipeline))
+    return unrecorded(select_tables(connection, pipeline, requested), records)
 
 
 def unrecorded(selected: SelectedTables, records: Records) -> list[TableName]:

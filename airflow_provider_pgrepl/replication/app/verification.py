@@ -65,7 +65,7 @@ from airflow_provider_pgrepl.replication.values import copied_part, typed_column
 
 from .access import Access
 from .table_watch import recorded_names
-from .tables import Records, read_selected, requested_of
+from .tables import Records, followed_names, read_selected, requested_of
 
 if TYPE_CHECKING:
     from airflow_provider_pgrepl.replication.source.connection import Connection
@@ -268,7 +268,8 @@ class Verification:
             self.state_db.read_pipeline(self.pipeline.name),
             read_selected(self.state_db, self.pipeline),
         )
-        selected = select_tables(self.source, self.pipeline, requested_of(self.records, known))
+        requested = requested_of(self.records, followed_names(self.pipeline), known)
+        selected = select_tables(self.source, self.pipeline, requested)
         relations = {relation.table: relation for relation in selected.relations}
         found = []
         for table in sorted(tables):

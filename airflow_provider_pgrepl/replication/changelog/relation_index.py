@@ -1,11 +1,14 @@
 """The relation index: every relation version that was received (op `R`) or used for a snapshot.
 
 The index keeps a version after its changelog hour was deleted. An entry that no change refers to is harmless.
+
+The entry of a snapshot has a number and no commit LSN. The last of them says under which name the pipeline
+has the table, which may have another one at the source.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -78,8 +81,10 @@ class _Entries:
     texts: dict[tuple[int, int], str] = field(default_factory=dict)
     epochs: dict[tuple[int, int], int] = field(default_factory=dict)
     effective: dict[tuple[int, int], list[_EffectiveVersion]] = field(default_factory=dict)
+    named: dict[tuple[int, int], int] = field(default_factory=dict)
     first_epoch: int = 0
     last_epoch: int = 0
+    _names: dict[int, TableName] | None = None
 
     def remember(self, row: dict[str, Any]) -> None:
         relation_id, version = row["relation_id"], row["relation_version"]
@@ -94,9 +99,27 @@ class _Entries:
             since = EffectiveFrom(row["commit_lsn"], row["trigger"])
             effective = _EffectiveVersion(since, row["number"], version)
             self.effective.setdefault((row["epoch"], relation_id), []).append(effective)
+        elif row.get("number") is not None:
+            known = (relation_id, version)
+            self.named[known] = max(row["number"], self.named.get(known, 0))
+        self._names = None
 
     def is_of_this_server(self, known: tuple[int, int]) -> bool:
         return self.epochs[known] >= self.first_epoch
+
+    def names(self) -> Mapping[int, TableName]:
+        """Return the name in the pipeline of each copied table of this server that has the name itself: of
+        two tables that were copied under one name, the last one."""
+        if self._names is None:
+            self._names = self._find_names()
+        return self._names
+
+    def _find_names(self) -> dict[int, TableName]:
+        names, oids = dict[int, TableName](), dict[TableName, int]()
+        for known in sorted(filter(self.is_of_this_server, self.named), key=self.named.__getitem__):
+            name = RelationRecord.from_json(self.texts[known]).name
+            names[known[0]], oids[name] = name, known[0]
+        return {oid: name for oid, name in names.items() if oids[name] == oid}
 
 
 def relations_uri(lake_root: str) -> str:
@@ -129,17 +152,37 @@ class RelationIndex:
     def add_selected(self, epoch: Epoch, relations: Iterable[Relation]) -> None:
         """Add relations in one commit, before the source publishes them.
 
-        A relation whose names and attnums the index already has is not added again. Raises
-        LakeUnavailableError, and LakeError if the lake cannot be created there.
+        From then on the pipeline has the tables under these names. A relation is not added again if the index
+        has its names and attnums, and its name is the last one. Raises LakeUnavailableError, and LakeError if
+        the lake cannot be created there.
         """
         self.catch_up()
-        new = [RelationRecord.of_catalog(relation) for relation in relations if not self._has_names(relation)]
+        names = self.pipeline_names()
+        new = []
+        for relation in relations:
+            if not self._has_names(relation) or names.get(relation.oid) != relation.table:
+                new.append(RelationRecord.of_catalog(relation))
+                names = {oid: name for oid, name in names.items() if name != relation.table}
+                names[relation.oid] = relation.table
         if not new:
             return
+        number = 1 + max(self._entries().named.values(), default=0)
         with delta_errors("the relation index cannot be written"), storage_errors(self._uri):
             self._append_all(
-                [(epoch, one.message.oid, one.version, one.to_json(), None, None, None) for one in new]
+                [
+                    (epoch, one.message.oid, one.version, one.to_json(), None, None, place)
+                    for place, one in enumerate(new, number)
+                ]
             )
+
+    def pipeline_names(self) -> Mapping[int, TableName]:
+        """Return the names in the pipeline of the tables that were copied, by OID, without entries that other
+        processes have added since the last `catch_up`.
+
+        Of two tables that were copied under one name, only the last one is included. Snapshots of earlier
+        versions of this package recorded no such names. Raises LakeUnavailableError.
+        """
+        return self._entries().names()
 
     def _has_names(self, relation: Relation) -> bool:
         catalogs = (record.catalog for record in self._records(relation.oid))
@@ -297,7 +340,9 @@ class RelationIndex:
     def _reload(self) -> None:
         """Read the index again. Cached entries are kept even if the folder has disappeared."""
         known = self._known or _Entries()
-        kept = replace(known, texts=dict(known.texts), epochs=dict(known.epochs), effective={})
+        kept = replace(
+            known, texts=dict(known.texts), epochs=dict(known.epochs), named=dict(known.named), effective={}
+        )
         self._known = self._read(kept)
 
     def _entries(self) -> _Entries:

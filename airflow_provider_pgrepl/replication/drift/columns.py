@@ -21,11 +21,15 @@ from .matching import MatchedColumn
 
 __all__ = ["DriftFinding", "Remedy"]
 
+_FOLLOW = (
+    "to keep its name in the pipeline, set on_rename to follow for it, restart the replication app, and"
+    " {resnapshot}"
+)
 _WORDS = {
     Remedy.RESNAPSHOT: "{resnapshot}",
     Remedy.UNDO: "set it back at the source, then {retry}; or {resnapshot}",
-    Remedy.MOVED: "name it back, then {retry}; or {added}",
-    Remedy.ADDED: "{added}",
+    Remedy.MOVED: f"name it back, then {{retry}}; or, {_FOLLOW}; or {{added}}",
+    Remedy.ADDED: f"{_FOLLOW}; or {{added}}",
     Remedy.PUBLISH: "put it into the publication again, then {resnapshot}",
     Remedy.GONE: (
         "the lake table keeps the last rows. If the table is gone for good: {remove}. If it was dropped by"

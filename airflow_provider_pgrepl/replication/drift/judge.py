@@ -34,8 +34,13 @@ NO_IDENTITY = (
 )
 
 
-def table_findings(recorded: Relation, received: RelationRecord, current: Relation) -> Iterator[DriftFinding]:
-    """Yield the reasons, other than its columns, why the lake table cannot continue."""
+def table_findings(
+    recorded: Relation, received: RelationRecord, current: Relation, *, follows: bool = False
+) -> Iterator[DriftFinding]:
+    """Yield the reasons, other than its columns, why the lake table cannot continue.
+
+    `follows`: a renamed table is followed, so that one with another name took the place of another table.
+    """
     message = received.message
     if not recorded.oid == current.oid == message.oid:
         yield DriftFinding(MADE_AGAIN)
@@ -43,7 +48,8 @@ def table_findings(recorded: Relation, received: RelationRecord, current: Relati
     name = TableName(message.schema, message.name)
     # A table that was renamed and then renamed back has been the same table all the time.
     if recorded.table not in (name, current.table):
-        yield DriftFinding(f"the table was renamed or moved to {name}", Remedy.MOVED, name)
+        remedy = Remedy.RESNAPSHOT if follows else Remedy.MOVED
+        yield DriftFinding(f"the table was renamed or moved to {name}", remedy, name)
     if current.relkind != recorded.relkind:
         yield DriftFinding("the table became another kind of relation")
     if message.replica_identity != recorded.replica_identity:
@@ -178,9 +184,11 @@ class _SafeDrift:
         if self._leaves_out:
             ignored |= {column.attnum for column in self._added()}
         ignored |= set(self._renamed_and_left_out())
+        if current.table != recorded.table:
+            # The stream has not sent the new name yet.
+            current = replace(current, table=recorded.table, renamed_to=recorded.renamed_to)
         return replace(
             current,
-            table=recorded.table,
             columns=columns,
             replica_identity=received.message.replica_identity,
             natts=self._natts(received, columns),
@@ -292,7 +300,8 @@ def _judge(
     if current is None:
         findings = [DriftFinding("the table was dropped", Remedy.GONE)]
         return _unsafe(recorded, findings, was_sent=was_sent)
-    if findings := list(table_findings(recorded, received, current)):
+    follows = options.policy.on_rename == "follow"
+    if findings := list(table_findings(recorded, received, current, follows=follows)):
         return _unsafe(recorded, findings, was_sent=was_sent)
     try:
         places = place_columns(recorded, received, current)
@@ -318,6 +327,8 @@ def _judge(
         findings = list(_lake_findings(recorded, relation, options))
     if findings:
         return _unsafe(recorded, findings, was_sent=was_sent)
+    if relation.source_table != recorded.source_table:
+        changes += (f"the table was renamed or moved to {relation.source_table}",)
     return DriftResult(DriftKind.SAFE if changes else DriftKind.UNCHANGED, changes, relation=relation)
 
 

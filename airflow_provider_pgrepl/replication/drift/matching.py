@@ -259,6 +259,7 @@ class HiddenColumns:
     def _with_earlier_tables(self, known: Sequence[RelationRecord]) -> HiddenColumns:
         """Return the hidden names as they apply to one relation, under every name that it had."""
         tables = set[TableName]().union(*(one.names for one in known))
+        tables |= {one.source_table for one in _catalogs(known)}
         columns = {named.name for named in self.names if named.table in tables}
         return replace(self, names=frozenset(ColumnName(table, c) for table in tables for c in columns))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -167,6 +167,7 @@ class Relation:
     - `publication_oid`, `membership_oid`, `membership_xmin`: identify the publication and the table's
       membership. `publication_xmin`: identifies the publication's options.
     - `natts`: pg_class.relnatts, the highest attnum ever assigned.
+    - `renamed_to`: the name at the source, if the pipeline follows the table under an earlier one, `table`.
 
     These fields are set for a lake table only, never from the catalog:
 
@@ -197,6 +198,17 @@ class Relation:
     persistence: str = ""
     xmin: int = 0
     links: tuple[int, ...] = ()
+    renamed_to: TableName | None = None
+
+    @property
+    def source_table(self) -> TableName:
+        """The table's name at the source."""
+        return self.renamed_to or self.table
+
+    def followed_as(self, table: TableName) -> Relation:
+        """Return the relation under a name of the pipeline, which may differ from that at the source."""
+        now = self.source_table
+        return replace(self, table=table, renamed_to=None if now == table else now)
 
     @property
     def files(self) -> dict[int, tuple[int, int]]:
@@ -230,7 +242,11 @@ class Relation:
 
     def to_json(self) -> str:
         """Return canonical JSON: equal relations have equal texts."""
-        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+        fields = asdict(self)
+        if self.renamed_to is None:
+            # The version of a relation stays what it was before there was this field.
+            del fields["renamed_to"]
+        return json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
     @classmethod
     @lru_cache(maxsize=4096)
@@ -241,6 +257,8 @@ class Relation:
         """
         fields: dict[str, Any] = json.loads(text)
         fields["table"] = TableName(**fields["table"])
+        if fields.get("renamed_to"):
+            fields["renamed_to"] = TableName(**fields["renamed_to"])
         for name in ("columns", "unpublished", "dropped"):
             fields[name] = tuple(Column.from_dict(column) for column in fields.get(name, ()))
         fields["partitions"] = tuple(Partition.from_dict(part) for part in fields.get("partitions", ()))

@@ -32,8 +32,10 @@ from airflow_provider_pgrepl.replication.pgoutput.columns import (
     TransactionEnd,
 )
 from airflow_provider_pgrepl.replication.postgres.lsn import LSN
+from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import PublicationStatus
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.source.catalog.followed_names import FollowedNames
 from airflow_provider_pgrepl.replication.source.catalog.partitions import say_had_rows
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.event_trigger import trigger
@@ -77,13 +79,12 @@ class PublicationWatch:
         connection: Connection,
         writer: ChangelogWriter,
         index: RelationIndex,
-        *,
-        trusts_owners: bool = False,
+        pipeline: Pipeline,
     ) -> None:
         self._connection = connection
         self._writer = writer
         self._index = index
-        self._trusts_owners = trusts_owners
+        self._pipeline = pipeline
         self._said: _Said | None = None
         self._known: dict[int, PublicationStatus] = {}
 
@@ -95,7 +96,7 @@ class PublicationWatch:
         """
         # Read the index each time, so that tables copied since the last call are included.
         publishing = Publishing(self._writer.epoch_record.publication, self._index.relation_ids())
-        digest = publishing.digest(self._connection)
+        digest = publishing.digest(self._connection, self._followed().values())
         if digest == self._writer.published:
             return
         if self._said is None or self._said.digest != digest:
@@ -118,7 +119,16 @@ class PublicationWatch:
 
     def _read_status(self, publishing: Publishing, oids: Collection[int]) -> dict[int, PublicationStatus]:
         some = Publishing(publishing.publication, sorted(oids))
-        return some.read_status(self._connection, self._index.names)
+        followed = self._followed()
+
+        def names(oid: int) -> set[TableName]:
+            # Its earlier names are those of other tables, if it is followed under one that it has now.
+            return {followed[oid]} if oid in followed else self._index.names(oid)
+
+        return some.read_status(self._connection, names)
+
+    def _followed(self) -> dict[int, TableName]:
+        return FollowedNames.read(self._pipeline, self._index.pipeline_names).followed()
 
     def _say(self, statuses: dict[int, PublicationStatus]) -> None:
         if statuses:
@@ -132,7 +142,10 @@ class PublicationWatch:
 
     def _row(self, relation_id: int, status: PublicationStatus) -> dict[str, object]:
         partitions = say_had_rows(
-            self._connection, relation_id, status.partitions, trusts_owners=self._trusts_owners
+            self._connection,
+            relation_id,
+            status.partitions,
+            trusts_owners=self._pipeline.trust_table_owners,
         )
         record = RelationRecord.of_publication_status(relation_id, replace(status, partitions=partitions))
         return {
@@ -316,12 +329,20 @@ class ChangelogFeed:
         self._idle_lsn = writer.durable_lsn
         self._is_idle = False
         self._last_flush = self._last_record = self._last_move = time.monotonic()
-        self._publication = PublicationWatch(catalog, writer, index, trusts_owners=trusts)
+        self._publication = PublicationWatch(catalog, writer, index, pipeline)
         # The writing thread starts with a check: a connection lost before it counts as lost while running.
         self._looked_lsn, self._last_look = self._idle_lsn, float("-inf")
         self._is_synchronous, self._standbys_at = False, float("-inf")
         progress.durable_lsn = progress.seen_lsn = progress.received_lsn = writer.durable_lsn
         progress.changelog_version = writer.version
+
+    def _name_in_pipeline(self, index: RelationIndex, oid: int, now: TableName) -> TableName:
+        followed = FollowedNames.read(self._pipeline, index.pipeline_names)
+        if followed.follows_any and followed.recorded.get(oid) != now:
+            # The table may have been copied since, also under another name than before.
+            index.catch_up()
+            followed = FollowedNames.read(self._pipeline, index.pipeline_names)
+        return self._watch.find_name(followed, oid, now)
 
     def _make_tagger(self, index: RelationIndex) -> VersionTagger:
         pipeline, catalog = self._pipeline, self._catalog
@@ -335,6 +356,7 @@ class ChangelogFeed:
             read_trigger=self._read_trigger,
             read_key=read_key,
             hidden=HiddenColumns(excluded(pipeline), index.records),
+            name_of=partial(self._name_in_pipeline, index),
         )
         if pipeline.event_trigger and self._read_trigger() is None:
             log.warning(

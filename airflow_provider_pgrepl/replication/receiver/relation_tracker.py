@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 from airflow_provider_pgrepl.errors import PublicationError, SourceConnectionError, SourceError
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
@@ -19,7 +20,9 @@ from airflow_provider_pgrepl.replication.changelog.relations import RelationReco
 from airflow_provider_pgrepl.replication.drift.matching import HiddenColumns
 from airflow_provider_pgrepl.replication.pgoutput.messages import DDL_PREFIX, LogicalMessage, RelationMessage
 from airflow_provider_pgrepl.replication.postgres.lsn import Epoch
+from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import STATE_SCHEMA, Relation
+from airflow_provider_pgrepl.replication.source.catalog.followed_names import FollowedNames
 from airflow_provider_pgrepl.replication.source.catalog.relations import read_relation
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.event_trigger.message import (
@@ -37,8 +40,12 @@ log = logging.getLogger(__name__)
 
 ReadRelation = Callable[[int, int], Relation | None]
 """Returns the current table with this oid. The second argument is the xid that announces it, or 0."""
+NameInPipeline = Callable[[int, TableName], TableName]
+"""Returns the pipeline's name of a table with this oid, which has this name at the source."""
 ReadTrigger = Callable[[], str | None]
 ReadKey = Callable[[], bytes | None]
+
+Result = TypeVar("Result")
 
 _WARN_EVERY_S = 60.0
 _PAUSES_S = (0.02, 0.1, 0.5)
@@ -47,8 +54,9 @@ _PAUSES_S = (0.02, 0.1, 0.5)
 class RelationTracker:
     """A lookup of relations for one session of the receiver. Adds each relation to the index before its use.
 
-    `read_trigger` returns the identity of the active event trigger, or None without one. `read_key` returns
-    the key that seals its messages, or None if the key cannot be read.
+    `name_of`: relations get the name in the pipeline that it returns. `read_trigger` returns the identity of
+    the active event trigger, or None without one. `read_key` returns the key that seals its messages, or None
+    if the key cannot be read.
     """
 
     def __init__(
@@ -61,6 +69,7 @@ class RelationTracker:
         read_trigger: ReadTrigger,
         read_key: ReadKey = lambda: None,
         hidden: HiddenColumns | None = None,
+        name_of: NameInPipeline = lambda _oid, name: name,
     ) -> None:
         self._pipeline = pipeline
         self._publication = publication
@@ -68,6 +77,7 @@ class RelationTracker:
         self._index = index
         self._read_from_catalog = read_relation
         self._hidden = hidden
+        self._name_of = name_of
         self._read_trigger = read_trigger
         self._read_key = read_key
         self._key: bytes | None = None
@@ -86,6 +96,8 @@ class RelationTracker:
         """
         if self._is_ours(RelationRecord(message, None)):
             return None
+        name = self._name_of(message.oid, TableName(message.schema, message.name))
+        message = replace(message, schema=name.schema, name=name.name)
         self._messages[message.oid] = message
         self._learn_selected()
         # Read the trigger first: DDL between the two reads is still to come in the stream, if it is reported.
@@ -96,7 +108,8 @@ class RelationTracker:
         if trigger is not None:
             known = self._last_known(message.oid, commit_lsn)
             if known is not None and known[1] == trigger:
-                earlier = RelationRecord(message, known[0].catalog, using)
+                catalog = known[0].catalog and known[0].catalog.followed_as(name)
+                earlier = RelationRecord(message, catalog, using)
                 if earlier.agrees and _differ_in_files_only(earlier.catalog, found):
                     record = _watched(record, earlier.catalog)
                 elif earlier.agrees:
@@ -172,7 +185,7 @@ class RelationTracker:
     def _touched(self, ddl: DdlMessage, commit_lsn: int) -> RelationRecord | None:
         """Return the message's relation as if the stream had sent it, or None for an unknown table."""
         if ddl.relation is not None:
-            relation = self._with_had_rows(ddl.relation)
+            relation = self._with_had_rows(self._named(ddl.relation))
             relation = relation if self._hidden is None else self._hidden.bare(relation) or relation
             return replace(RelationRecord.of_catalog(relation), using=ddl.using)
         known = self._last_known(ddl.oid, commit_lsn)
@@ -241,7 +254,11 @@ class RelationTracker:
 
     def _read_relation(self, oid: int, received_xid: int = 0) -> Relation | None:
         found = self._read_from_catalog(oid, received_xid)
+        found = found and self._named(found)
         return found if self._hidden is None else self._hidden.bare(found)
+
+    def _named(self, relation: Relation) -> Relation:
+        return relation.followed_as(self._name_of(relation.oid, relation.table))
 
     def _remember(self, record: RelationRecord, trigger: str | None, commit_lsn: int) -> RelationRecord:
         """Add the record to the index, with its hidden columns marked, and return it."""
@@ -283,6 +300,23 @@ def _without_files(relation: Relation) -> Relation:
     return replace(relation, relfilenode=0, xmin=0, partitions=partitions)
 
 
+def _repeated(read: Callable[[], Result | None], oid: int) -> Result | None:
+    """Return what was read of the catalog about a table; None, after an error was logged, if it cannot be
+    read after retries, so that other tables continue."""
+    for pause_s in (*_PAUSES_S, None):
+        try:
+            return read()
+        except (PublicationError, SourceConnectionError):
+            raise
+        except (SourceError, LookupError) as error:
+            if pause_s is None:
+                log.error("what the catalog says of the table with oid %s cannot be read: %r", oid, error)
+            else:
+                # Some catalog functions see a later state than the query: DDL may have run in between.
+                time.sleep(pause_s)
+    return None
+
+
 class CatalogWatch:
     """A reader of the catalog, over a connection that only it uses. It does not wait for table locks."""
 
@@ -299,18 +333,12 @@ class CatalogWatch:
         PublicationError, SourceConnectionError.
         """
         self.check_publication()
-        for pause_s in (*_PAUSES_S, None):
-            try:
-                return self._read(oid, received_xid)
-            except (PublicationError, SourceConnectionError):
-                raise
-            except (SourceError, LookupError) as error:
-                if pause_s is None:
-                    log.error("what the catalog says of the table with oid %s cannot be read: %r", oid, error)
-                else:
-                    # Some catalog functions see a later state than the query: DDL may have run in between.
-                    time.sleep(pause_s)
-        return None
+        return _repeated(lambda: self._read(oid, received_xid), oid)
+
+    def find_name(self, followed: FollowedNames, oid: int, now: TableName) -> TableName:
+        """Return the pipeline's name of a table that has the name `now`: that one if the catalog cannot be
+        read after retries. Raises SourceConnectionError."""
+        return _repeated(lambda: followed.find(self._connection, oid, now), oid) or now
 
     def _read(self, oid: int, received_xid: int) -> Relation | None:
         return read_relation(

@@ -25,6 +25,7 @@ NumericNan = Literal["error", "null"]
 Truncate = Literal["apply", "ignore", "error"]
 Deletes = Literal["hard", "soft"]
 OnDrift = Literal["evolve", "ignore", "error"]
+OnRename = Literal["stop", "follow"]
 NewTables = Literal["add", "ignore", "error"]
 Merge = Literal["auto", "rewrite", "merge_on_read"]
 _LAKE_TYPE = re.compile(
@@ -192,6 +193,10 @@ class TablePolicies:
     on_drift: OnDrift = "evolve"
     """The effect of a change of a table's shape: `evolve` follows safe changes, `ignore` follows them but
     leaves added columns out, `error` stops the table.
+    """
+    on_rename: OnRename = "stop"
+    """The effect of renaming a table, or moving it to another schema: `stop` stops it, `follow` continues it
+    under [the name that it had](drift.md#renamed-tables).
     """
     merge: Merge = "auto"
     """How changes are written to the files of a lake table: `rewrite`, `merge_on_read`, or `auto`, [the

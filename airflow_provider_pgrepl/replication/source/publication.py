@@ -19,7 +19,7 @@ from airflow_provider_pgrepl.replication.source.catalog.relations import (
     ABOVE,
     COLUMN_LISTS_SINCE,
     GENERATED_COLUMNS_SINCE,
-    find_relation,
+    find_tables,
     memberships,
 )
 from airflow_provider_pgrepl.replication.source.copy.imported_snapshot import Mode, lock_command, lock_errors
@@ -337,7 +337,7 @@ def add_tables(dsn: str, name: str, relations: Iterable[Relation], lock_timeout_
         if publication is None:
             raise PublicationError(f"there is no publication named {name}")
         for relation in relations:
-            if relation.table not in publication.tables:
+            if relation.source_table not in publication.tables:
                 added.append(relation)
                 # Add one table per transaction: holding the lock of one while waiting for the next could
                 # deadlock with the application's transactions.
@@ -365,7 +365,7 @@ def _take_out(dsn: str, name: str, added: Sequence[Relation], lock_timeout_s: fl
             oids = [relation.oid for relation in added]
             drop_tables(connection, name, table_names(connection, oids), lock_timeout_s)
     except PgReplError as error:
-        tables = ", ".join(relation.table.sql for relation in added)
+        tables = ", ".join(relation.source_table.sql for relation in added)
         log.warning(
             "publication %s may still contain tables that were not copied: %s (%s). Until they are removed,"
             " the server sends their changes: %s",
@@ -410,9 +410,9 @@ def _end_autovacuum(connection: Connection, relation: Relation, wait_s: float) -
 def _addition(connection: Connection, name: str, relation: Relation) -> tuple[str, str]:
     """Return the command that adds the table, and a query that fails if it is not the selected table."""
     with connection.cursor() as cursor:
-        check = cursor.mogrify(_IS_SELECTED, (relation.table.sql, relation.oid)).decode()
+        check = cursor.mogrify(_IS_SELECTED, (relation.source_table.sql, relation.oid)).decode()
     # ONLY: a child by plain inheritance is a separate table, and is added if it is selected.
-    return f"ALTER PUBLICATION {quote_identifier(name)} ADD TABLE ONLY {relation.table.sql}", check
+    return f"ALTER PUBLICATION {quote_identifier(name)} ADD TABLE ONLY {relation.source_table.sql}", check
 
 
 def _replaced(relation: Relation) -> SnapshotError:
@@ -498,11 +498,11 @@ class Publishing:
     publication: str
     oids: Sequence[int]
 
-    def digest(self, connection: Connection) -> int:
+    def digest(self, connection: Connection, followed: Collection[TableName] = ()) -> int:
         """Return a hash of everything that determines which changes of these tables are published.
 
-        It also differs after something was altered and altered back. Does not wait for locks, and does not
-        read the tables.
+        It also differs after something was altered and altered back, and after another table has taken one of
+        the names `followed`. Does not wait for locks, and does not read the tables.
         """
         by_schema = _BY_SCHEMA if connection.server_version >= COLUMN_LISTS_SINCE else "NULL"
         wanted = {"publication": self.publication, "oids": list(self.oids)}
@@ -510,6 +510,7 @@ class Publishing:
             query = _PUBLISHED.replace("{above}", ABOVE).replace("{schemas}", by_schema)
             found = rows(connection, query, wanted)
             found += rows(connection, _PLACES, wanted)
+            found += sorted(find_tables(connection, followed).items())
         # Never 0, which means that no digest has been read.
         return (int.from_bytes(hashlib.blake2b(repr(found).encode(), digest_size=8).digest()) >> 1) | 1
 
@@ -545,18 +546,15 @@ def _without_file(leaf: Leaf) -> Partition:
 def _moved_to(
     connection: Connection, oid: int, name: TableName, names: Collection[TableName]
 ) -> TableName | None:
-    """Return the relation's name if another relation now has one of its former names, otherwise None.
+    """Return the relation's name if another table now has one of its former names, otherwise None.
 
     The stream does not report that.
     """
-    is_taken = any(_successor(connection, [former]) not in (0, oid) for former in names if former != name)
-    return name if is_taken else None
+    taken = find_tables(connection, set(names) - {name})
+    return name if set(taken.values()) - {oid} else None
 
 
 def _successor(connection: Connection, names: Collection[TableName]) -> int:
     """Return the oid of the first table that has one of these names now, or 0 if there is none."""
-    for name in sorted(names):
-        found = find_relation(connection, name)
-        if found is not None:
-            return found.oid
-    return 0
+    found = find_tables(connection, names)
+    return found[min(found)] if found else 0

@@ -159,6 +159,7 @@ def schema_changes(before: Relation, after: Relation) -> dict[str, Any]:
     Columns are followed by their attnum. Keys: `added`, `dropped`, `renamed`, `retyped`, `table_renamed`.
     """
     old, new = ({column.attnum: column for column in one.columns} for one in (before, after))
+    names = list(dict.fromkeys((before.source_table, after.source_table)))
     kept = [(old[attnum], new[attnum]) for attnum in old.keys() & new.keys()]
     changes: dict[str, Any] = {
         "added": [new[attnum].name for attnum in sorted(new.keys() - old.keys())],
@@ -167,7 +168,7 @@ def schema_changes(before: Relation, after: Relation) -> dict[str, Any]:
         "retyped": {
             now.name: [was.type_name, now.type_name] for was, now in kept if was.type_name != now.type_name
         },
-        "table_renamed": [] if before.table == after.table else [str(before.table), str(after.table)],
+        "table_renamed": [] if len(names) == 1 else [str(name) for name in names],
     }
     return {key: value for key, value in changes.items() if value}
 

@@ -17,6 +17,7 @@ from airflow_provider_pgrepl.errors import SNAPSHOT, PgReplError, ToolError, doc
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.status.health import HealthLimits, Severity, find_health_problems
 from airflow_provider_pgrepl.replication.app.status.status import read_status
+from airflow_provider_pgrepl.replication.app.tables import requested_at
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.runtime import spark_submit
 from airflow_provider_pgrepl.replication.runtime.host import check_libraries
@@ -232,7 +233,7 @@ def _source(access: Access) -> Iterator[Finding]:
         )
         yield from _left_over(connection, pipeline)
         yield from _clock(connection)
-        yield from _guarded("tables", lambda: _tables(connection, pipeline))
+        yield from _guarded("tables", lambda: _tables(connection, access))
 
 
 def _pooler(connection: Connection) -> Iterator[Finding]:
@@ -298,8 +299,11 @@ def _clock(connection: Connection) -> Iterator[Finding]:
         yield _ok("clock", "this host and the server agree")
 
 
-def _tables(connection: Connection, pipeline: Pipeline) -> Iterator[Finding]:
-    relations = resolve_tables(connection, pipeline)
+def _tables(connection: Connection, access: Access) -> Iterator[Finding]:
+    pipeline = access.pipeline
+    with StateDatabase(access.state_dsn, f"doctor {pipeline.name}") as state_db:
+        requested = requested_at(connection, state_db, pipeline)
+    relations = resolve_tables(connection, pipeline, requested)
     faults = table_faults(connection, pipeline, relations)
     yield from (_problem("tables", fault) for fault in faults.values())
     for warning in table_warnings(connection, relations, pipeline):

@@ -23,7 +23,7 @@ from airflow_provider_pgrepl.replication.app.source_problems import (
     source_problems,
     source_warnings,
 )
-from airflow_provider_pgrepl.replication.app.tables import new_tables
+from airflow_provider_pgrepl.replication.app.tables import followed_names, new_tables
 from airflow_provider_pgrepl.replication.drift import DriftKind
 from airflow_provider_pgrepl.replication.drift.files import new_partitions
 from airflow_provider_pgrepl.replication.drift.judge import compare_catalog
@@ -32,6 +32,7 @@ from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.receiver.continuity import check_publication
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.source.catalog.followed_names import FollowedNames
 from airflow_provider_pgrepl.replication.source.catalog.relations import (
     find_relation,
     read_relation,
@@ -115,7 +116,9 @@ class _Look:
         records = state_db.read_tables(pipeline.name)
         watched = _watched(records)
         _check_publications(source, pipeline, watched.values())
-        current = _with_partitions(source, pipeline, current_relations(source, pipeline, _relations(watched)))
+        followed = followed_names(pipeline)
+        current = current_relations(source, pipeline, _relations(watched), followed)
+        current = _with_partitions(source, pipeline, current)
         rights = lost_rights(source, list(filter(None, current.values())))
         return cls(records, watched, current, rights, written_lsn(source))
 
@@ -201,10 +204,16 @@ def find_drift(
 
 
 def current_relations(
-    source: Connection, pipeline: Pipeline, recorded: list[Relation], *, planned: bool = False
+    source: Connection,
+    pipeline: Pipeline,
+    recorded: list[Relation],
+    followed: FollowedNames,
+    *,
+    planned: bool = False,
 ) -> dict[TableName, Relation | None]:
     """Return each relation as it is now: the table with its OID, otherwise one with its name, otherwise None.
 
+    :param followed: the names of renamed tables
     :param planned: as in `read_relations`
     """
     oids = {relation.table: relation.oid for relation in recorded}
@@ -214,7 +223,8 @@ def current_relations(
             oids[table] = successor.oid
     taken = set(oids.values()) - found.keys()
     found |= read_relations(source, taken, pipeline.publication, planned=planned) if taken else {}
-    return {table: found.get(oid) for table, oid in oids.items()}
+    named = {oid: followed.apply(source, relation) for oid, relation in found.items()}
+    return {table: named.get(oid) for table, oid in oids.items()}
 
 
 def _with_partitions(
@@ -222,17 +232,22 @@ def _with_partitions(
 ) -> dict[TableName, Relation | None]:
     """Read partitioned relations again, with `had_rows` of their partitions."""
     return {
-        table: read_relation(
-            source,
-            relation.oid,
-            pipeline.publication,
-            had_rows=True,
-            trusts_owners=pipeline.trust_table_owners,
-        )
+        table: _with_had_rows(source, pipeline, relation)
         if relation is not None and relation.partitions
         else relation
         for table, relation in current.items()
     }
+
+
+def _with_had_rows(source: Connection, pipeline: Pipeline, relation: Relation) -> Relation | None:
+    found = read_relation(
+        source,
+        relation.oid,
+        pipeline.publication,
+        had_rows=True,
+        trusts_owners=pipeline.trust_table_owners,
+    )
+    return found.followed_as(relation.table) if found and found.table == relation.source_table else found
 
 
 def _watched(records: Mapping[TableName, TableRecord]) -> dict[TableName, TableRecord]:

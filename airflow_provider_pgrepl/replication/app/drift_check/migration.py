@@ -13,6 +13,7 @@ from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.receiver.continuity import check_publication
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
+from airflow_provider_pgrepl.replication.source.catalog.followed_names import FollowedNames
 from airflow_provider_pgrepl.replication.source.catalog.refused_changes import RefusedChanges
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect, row, rows
 from airflow_provider_pgrepl.replication.source.dry_run import run_on_trial, undone
@@ -56,9 +57,9 @@ def _try(dsn: str, pipeline: Pipeline, sql: str, wait_s: float, timeout_s: float
         holders = _tables_with_rows(connection)
         refused_before = _refused(connection, pipeline, before)
         run_on_trial(connection, sql, wait_s, timeout_s)
-        current = current_relations(
-            connection, pipeline, before, planned=pipeline.publication_mode == "create"
-        )
+        followed = FollowedNames(pipeline, {relation.oid: relation.table for relation in before})
+        planned = pipeline.publication_mode == "create"
+        current = current_relations(connection, pipeline, before, followed, planned=planned)
         attached = {
             table: relation and _with_had_rows(connection, relation, holders)
             for table, relation in current.items()

@@ -7,13 +7,19 @@ replication app reads the states before each batch.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from deltalake import DeltaTable
 
 from airflow_provider_pgrepl import errors
-from airflow_provider_pgrepl.errors import ChangelogError, DriftError, LakeTableError, PgReplError, StateError
+from airflow_provider_pgrepl.errors import (
+    ChangelogError,
+    DriftError,
+    LakeTableError,
+    PgReplError,
+    StateError,
+)
 from airflow_provider_pgrepl.replication.app import evidence
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.epoch import check_lake_tables_setting, refuse_without_lake
@@ -36,6 +42,7 @@ from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.receiver.continuity import check_publication
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline, copied_options
+from airflow_provider_pgrepl.replication.source.catalog.followed_names import FollowedNames
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation, read_relation
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.preflight.tables import right_problems
@@ -74,9 +81,11 @@ class RetryCheck:
     changelog: DeltaTable = field(repr=False)
     _points: ConsistentPoints = field(repr=False)
     _index: RelationIndex = field(init=False, repr=False)
+    _followed: FollowedNames = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._index = RelationIndex(relations_uri(self.pipeline.lake_root))
+        self._followed = FollowedNames.read(self.pipeline, self._index.pipeline_names)
 
     @classmethod
     def open(cls, source: Connection, pipeline: Pipeline) -> RetryCheck:
@@ -96,6 +105,12 @@ class RetryCheck:
         check_publication(source, epoch.publication, epoch.publication_oid)
         return cls(source, pipeline, epoch, read_floor_lsn(changelog, epoch.epoch), changelog, points)
 
+    def copied_names(self) -> Mapping[int, TableName]:
+        """Return the names with which tables were copied last, or are being copied. Raises
+        LakeUnavailableError."""
+        self._index.catch_up()
+        return self._index.pipeline_names()
+
     def check(self, record: TableRecord) -> Relation:
         """Return the relation that the lake table is for now.
 
@@ -110,6 +125,8 @@ class RetryCheck:
             self.source, relation.table, publication
         )
         copied = copied_options(self.pipeline, record.config, record.table)
+        if current is not None:
+            current = self._followed.apply(self.source, current)
         verdict = compare_catalog(relation, current, copied)
         if verdict.kind is DriftKind.UNSAFE:
             hint, remedy = verdict.hint, verdict.remedy
@@ -283,17 +300,60 @@ def retry_tables(access: Access, tables: Iterable[TableName | str] | None = None
             checked = [(record, *_checked(lake, record)) for record in errored]
         if tables is not None:
             raise_all([refused for _, _, refused in checked if refused is not None])
-        results = []
-        for record, relation, refused in checked:
-            is_overtaken = relation is not None and not state_db.move(
-                name, record, _S.CATCHING_UP, config=lake.options(record, relation)
-            )
-            if is_overtaken:
-                log.info("table %s was changed by another process during the retry", record.table)
-            results.append(RetryResult(record.table, refused, is_overtaken))
+        # Under this lock: a run that copies the table under another name has begun, or sees this retry.
+        with state_db.locked(name, "publication", access.pipeline.lock_timeout_s):
+            present, names = recorded(state_db, name), lake.copied_names()
+            checked = [
+                (record, relation, refused or _replicated_as_another(record, present, names))
+                for record, relation, refused in checked
+            ]
+            if tables is not None:
+                raise_all([refused for _, _, refused in checked if refused is not None])
+            results = [_retried(state_db, lake, *one) for one in checked]
     if any(relation is not None for _, relation, _ in checked):
         _wake(access)
     return tuple(results)
+
+
+def _replicated_as_another(
+    record: TableRecord, records: Mapping[TableName, TableRecord], names: Mapping[int, TableName]
+) -> PgReplError | None:
+    """Return the error of a table that the pipeline replicates under another name: only one of two lake
+    tables would get its changes.
+
+    :param names: the names with which tables were copied, or are being copied
+    """
+    assert record.relation is not None  # it was copied
+    oid = record.relation.oid
+    for table, other in records.items():
+        known = names.get(oid) == table or (other.relation is not None and other.relation.oid == oid)
+        is_active = other.state.needs_changes or other.state.is_being_copied
+        if table != record.table and is_active and known:
+            return DriftError(
+                f"{record.table}: the table at the source is replicated as {table}",
+                f"{errors.remove(record.table)}; or, to replicate it under this name again,"
+                f" {errors.remove(table)}, then {errors.resnapshot(record.table)}",
+            )
+    return None
+
+
+def _retried(
+    state_db: StateDatabase,
+    lake: RetryCheck,
+    record: TableRecord,
+    relation: Relation | None,
+    refused: PgReplError | None,
+) -> RetryResult:
+    is_overtaken = (
+        relation is not None
+        and refused is None
+        and not state_db.move(
+            lake.pipeline.name, record, _S.CATCHING_UP, config=lake.options(record, relation)
+        )
+    )
+    if is_overtaken:
+        log.info("table %s was changed by another process during the retry", record.table)
+    return RetryResult(record.table, refused, is_overtaken)
 
 
 def _check_place(access: Access, state_db: StateDatabase) -> None:

@@ -35,6 +35,13 @@ SELECT a.attrelid::bigint, a.attname, a.xmin::text::bigint,
 FROM pg_catalog.pg_attribute a
 WHERE a.attrelid = ANY (%(oids)s::oid[]) AND a.atthasmissing AND a.attnum > 0 AND NOT a.attisdropped
 """
+_BY_NAME = """
+SELECT c.oid::bigint, n.nspname, c.relname
+FROM unnest(%s::text[], %s::text[]) AS wanted (schema, name)
+    JOIN pg_catalog.pg_namespace n ON n.nspname = wanted.schema
+    JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = wanted.name
+WHERE c.relkind IN ('r', 'p', 'f')
+"""
 PUBLICATION = """
 SELECT p.oid::bigint, p.xmin::text::bigint, p.puballtables, pg_catalog.to_jsonb(p) ->> 'pubgencols'
 FROM pg_catalog.pg_publication p WHERE p.pubname = %(publication)s
@@ -282,14 +289,30 @@ def find_relation(
     connection: Connection, table: TableName, publication: str | None = None
 ) -> Relation | None:
     """Return the table of this name, or None if there is none."""
-    with source_errors(f"looking for {table}"):
+    oid = find_tables(connection, [table]).get(table)
+    return None if oid is None else read_relation(connection, oid, publication)
+
+
+def find_tables(connection: Connection, names: Iterable[TableName]) -> dict[TableName, int]:
+    """Return the OIDs of the tables that have these names. Views and other relations are left out: an
+    application that renames a table often leaves a view with its name."""
+    wanted = sorted(names)
+    if not wanted:
+        return {}
+    with source_errors("looking for tables by name"):
+        found = rows(connection, _BY_NAME, ([one.schema for one in wanted], [one.name for one in wanted]))
+    return {TableName(schema, name): oid for oid, schema, name in found}
+
+
+def any_exists(connection: Connection, oids: Iterable[int]) -> bool:
+    """Return True if a relation with one of these OIDs exists."""
+    with source_errors("looking for relations"):
         found = rows(
             connection,
-            "SELECT c.oid::bigint FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n"
-            " ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = %s",
-            (table.schema, table.name),
+            "SELECT 1 FROM pg_catalog.pg_class WHERE oid = ANY (%s::oid[]) LIMIT 1",
+            (sorted(oids),),
         )
-    return read_relation(connection, found[0][0], publication) if found else None
+    return bool(found)
 
 
 def read_relations(

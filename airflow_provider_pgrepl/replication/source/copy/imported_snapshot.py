@@ -177,10 +177,15 @@ def export_again(connection: Connection) -> str:
 def read_definitions(
     connection: Connection, relations: Sequence[Relation], publication: str | None
 ) -> PublishedTables:
-    """Read the definitions of tables as of the connection's snapshot, or as of now without one."""
+    """Read the definitions of tables as of the connection's snapshot, or as of now without one.
+
+    They have the names in the pipeline that `relations` have.
+    """
     oids = [relation.oid for relation in relations]
     leaves = {oid: read_leaves(connection, oid) for oid in oids}
-    return PublishedTables(publication, read_relations(connection, oids, publication), leaves)
+    found = read_relations(connection, oids, publication)
+    named = {one.oid: found[one.oid].followed_as(one.table) for one in relations if one.oid in found}
+    return PublishedTables(publication, named, leaves)
 
 
 def check_as_selected(relations: Sequence[Relation], in_snapshot: PublishedTables) -> None:
@@ -204,7 +209,7 @@ def check_as_selected(relations: Sequence[Relation], in_snapshot: PublishedTable
 def _selected(relation: Relation) -> tuple[object, ...]:
     """Return the parts of a table that settings depend on. Publishing the table changes none of them."""
     types = {(column.attnum, column.type_oid, column.typmod, column.is_key) for column in relation.columns}
-    return relation.names, relation.relkind, relation.replica_identity, types
+    return relation.source_table, relation.names, relation.relkind, relation.replica_identity, types
 
 
 def check_unaltered(dsn: str, relations: Sequence[Relation], in_snapshot: PublishedTables) -> None:
@@ -219,7 +224,7 @@ def check_unaltered(dsn: str, relations: Sequence[Relation], in_snapshot: Publis
         for relation in relations
         if relation.oid not in in_snapshot.relations
         or in_snapshot.relations[relation.oid] != today.relations.get(relation.oid)
-        or in_snapshot.relations[relation.oid].table != relation.table
+        or in_snapshot.relations[relation.oid].source_table != relation.source_table
         or in_snapshot.leaves[relation.oid] != today.leaves[relation.oid]
     )
     if altered:
@@ -248,7 +253,8 @@ def lock_tables(
 def lock_command(relations: Iterable[Relation], mode: Mode) -> str:
     """Return the LOCK TABLE command for tables with all their partitions."""
     # Without ONLY, a lock includes partitions, and also children by inheritance, which are separate tables.
-    listed = (one.table.sql if one.relkind == "p" else f"ONLY {one.table.sql}" for one in relations)
+    names = ((one.source_table.sql, one.relkind) for one in relations)
+    listed = (name if relkind == "p" else f"ONLY {name}" for name, relkind in names)
     return f"LOCK TABLE {', '.join(listed)} IN {mode} MODE"
 
 

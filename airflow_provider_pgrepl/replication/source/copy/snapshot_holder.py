@@ -444,7 +444,7 @@ def keep_for(
 
 
 def _check_published(then: PublishedTables) -> None:
-    outside = sorted(found.table for found in then.relations.values() if not found.membership_oid)
+    outside = sorted(found.source_table for found in then.relations.values() if not found.membership_oid)
     name = then.publication
     if name is not None and outside:
         tables = ", ".join(table.sql for table in outside)

@@ -15,14 +15,15 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from airflow_provider_pgrepl.errors import ConfigError, TableError, one_line
+from airflow_provider_pgrepl.errors import ConfigError, TableError, one_line, remove
 from airflow_provider_pgrepl.replication.postgres.names import ColumnName, TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.runtime.quantities import show_list
 from airflow_provider_pgrepl.replication.settings.pipeline import Pipeline
 from airflow_provider_pgrepl.replication.settings.tables import COLUMN_FIELDS
+from airflow_provider_pgrepl.replication.source.catalog.followed_names import FollowedNames
 from airflow_provider_pgrepl.replication.source.catalog.refused_changes import RefusedChanges
-from airflow_provider_pgrepl.replication.source.catalog.relations import read_relations
+from airflow_provider_pgrepl.replication.source.catalog.relations import any_exists, read_relations
 from airflow_provider_pgrepl.replication.source.connection import Connection, rows
 from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 
@@ -54,13 +55,12 @@ log = logging.getLogger(__name__)
 _CANDIDATES = """
 SELECT c.oid::bigint, n.nspname, c.relname, c.relkind::text, c.relpersistence::text, c.relispartition
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-WHERE n.nspname = ANY (%s)
+WHERE n.nspname = ANY (%s) OR c.oid = ANY (%s::oid[])
 """
 _SHOWN = 20
 _TABLE_KINDS = ("r", "p", "f")
 _BY_PATTERN = " (one that a pattern matches: pgrepl remove FILE.json NAME)"
 _KEYLESS = "no usable key; name such a table in `tables` to see what it lacks"
-_EXISTING = "SELECT 1 FROM pg_catalog.pg_class WHERE oid = ANY (%s::oid[]) LIMIT 1"
 
 
 class RecordedRules(Protocol):
@@ -95,6 +95,8 @@ def _inherited(
     with source_errors("looking for inherited columns"):
         pairs = rows(connection, _PARENTS, (list(relations),))
     parents = read_relations(connection, {parent for _, parent in pairs}, None) if pairs else {}
+    # A parent that is selected may have another name in the pipeline.
+    parents |= {oid: relations[oid] for oid in parents.keys() & relations.keys()}
     for oid, parent_oid in pairs:
         child, parent = relations[oid], parents.get(parent_oid)
         if parent is None:
@@ -150,13 +152,15 @@ class RequestedTables:
 
     `added` and `removed`: tables that an operator added or removed. `replicated`: tables that are replicated
     already. If such a table cannot be replicated any more, a pattern reports a problem and does not leave it
-    out. `recorded`: None if nothing was recorded about the source's tables.
+    out. `recorded`: None if nothing was recorded about the source's tables. `followed`: the names of renamed
+    tables; None: every table is selected by its present name.
     """
 
     added: frozenset[TableName] = frozenset()
     removed: frozenset[TableName] = frozenset()
     replicated: frozenset[TableName] = frozenset()
     recorded: RecordedNames | None = None
+    followed: FollowedNames | None = None
 
 
 @dataclass(frozen=True)
@@ -223,8 +227,7 @@ def select_tables(connection: Connection, pipeline: Pipeline, requested: Request
         (named | replicated) - requested.removed,
         patterns,
         insert_only,
-        requested.removed,
-        requested.recorded,
+        requested,
     ).select(by_pattern=replicated)
 
 
@@ -308,18 +311,19 @@ class _Selection:
         named: frozenset[TableName],
         patterns: frozenset[str],
         insert_only: frozenset[TableName],
-        removed: frozenset[TableName],
-        recorded: RecordedNames | None,
+        requested: RequestedTables,
     ) -> None:
         self._connection = connection
         self._pipeline = pipeline
         self._named = named
         self._patterns = patterns
         self._insert_only = insert_only
-        self._removed = removed
+        self._removed = requested.removed
+        self._names = requested.followed or FollowedNames(pipeline)
+        self._followed: dict[int, TableName] = {}
         # A pattern must not leave out tables that settings name: the settings would have no effect.
         self._expected = named.union(*_chosen_tables(pipeline).values())
-        self._recorded = recorded
+        self._recorded = requested.recorded
         self._lost: list[TableName] = []
         self._unnamed: set[TableName] = set()
         self._problems: dict[TableName, list[str]] = defaultdict(list)
@@ -337,6 +341,9 @@ class _Selection:
             self._pipeline.publication,
             planned=self._pipeline.publication_mode == "create",
         )
+        relations = {
+            oid: one.followed_as(self._followed.get(oid, one.table)) for oid, one in relations.items()
+        }
         self._refused = refused_tables(self._connection, self._pipeline, relations.values())
         for oid, problem in derived_exclusions(self._connection, self._pipeline, relations, self._recorded):
             self._derived[oid].append(problem)
@@ -360,12 +367,13 @@ class _Selection:
         excluded = {ColumnName.parse(column).table for column in self._pipeline.exclude_columns}
         schemas = sorted({table.schema for table in self._named | excluded} | self._patterns)
         with source_errors("listing the tables"):
-            found = rows(self._connection, _CANDIDATES, (schemas,))
+            found = rows(self._connection, _CANDIDATES, (schemas, list(self._names.followed())))
         by_name = {TableName(schema, name): tuple(more) for _, schema, name, *more in found}
         oids = {TableName(schema, name): oid for oid, schema, name, *_ in found}
+        self._rename_followed(by_name, oids)
         self._lost = sorted(table for table in excluded - by_name.keys() if not self._is_renamed(table))
         chosen = []
-        for table in sorted(self._named):
+        for table in sorted(self._named - self._problems.keys()):
             problem = why_no_table(table, by_name.get(table))
             if problem:
                 self._problems[table].append(problem)
@@ -375,6 +383,29 @@ class _Selection:
             chosen += self._matches(schema, by_name, oids)
         self._refuse_partitions_beside_their_table(chosen)
         return chosen
+
+    def _rename_followed(self, by_name: dict[TableName, tuple[Any, ...]], oids: dict[TableName, int]) -> None:
+        """Give renamed tables that the pipeline follows the names under which it does.
+
+        No pattern matches a removed one under its present name.
+        """
+        present = {oid: name for name, oid in oids.items()}
+        for oid in self._names.followed().keys() & present.keys():
+            now = present[oid]
+            table = self._names.find(self._connection, oid, now)
+            if table == now:
+                continue
+            if table in self._removed:
+                if now not in self._named:
+                    del by_name[now], oids[now]
+                continue
+            self._followed[oid] = table
+            by_name[table], oids[table] = by_name.pop(now), oids.pop(now)
+            if now in self._named:
+                self._problems[now].append(
+                    f"is replicated as {table}, the name that it had (on_rename: follow). To replicate it"
+                    f" under its present name, first {remove(table)}"
+                )
 
     def _matches(
         self, schema: str, by_name: dict[TableName, tuple[Any, ...]], oids: dict[TableName, int]
@@ -401,9 +432,10 @@ class _Selection:
                 {"oids": chosen},
             )
         both = read_relations(self._connection, {oid for pair in pairs for oid in pair}, None)
+        names = {oid: self._followed.get(oid, relation.table) for oid, relation in both.items()}
         for partition, ancestor in pairs:
-            self._problems[both[partition].table].append(
-                f"is a partition of {both[ancestor].table}, which is replicated as a whole; take the"
+            self._problems[names[partition]].append(
+                f"is a partition of {names[ancestor]}, which is replicated as a whole; take the"
                 " partition out of tables"
             )
 
@@ -457,8 +489,7 @@ class _Selection:
     def _is_renamed(self, table: TableName) -> bool:
         """Return True if a table that was recorded under this name exists under another name."""
         known = self._recorded.oids(table) if self._recorded is not None else ()
-        with source_errors("looking for a renamed table"):
-            return bool(known) and bool(rows(self._connection, _EXISTING, (sorted(known),)))
+        return bool(known) and any_exists(self._connection, known)
 
     def _key_problems(self, relation: Relation) -> Iterable[str]:
         """Yield why rows cannot be distinguished, by a key or, with REPLICA IDENTITY FULL, by all values."""
@@ -469,7 +500,7 @@ class _Selection:
             )
         if _has_identity(relation) or relation.table in self._insert_only:
             return
-        table = relation.table.sql
+        table = relation.source_table.sql
         why = {
             "n": "its replica identity is NOTHING",
             "i": "its replica identity index is gone, or not published as a whole",

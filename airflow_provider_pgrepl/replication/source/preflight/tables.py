@@ -303,7 +303,8 @@ def _used_publication_problems(
             f" {RESNAPSHOT_OF_ALTERED}",
         )
         return
-    outside = [str(relation.table) for relation in relations if relation.table not in publication.tables]
+    names = [relation.source_table for relation in relations]
+    outside = [str(name) for name in names if name not in publication.tables]
     if outside:
         tables = ", ".join(outside)
         yield PublicationError(
@@ -333,7 +334,7 @@ def _created_publication_problems(
             " let its owner create the publication, and set publication_mode to use",
         )
     published = frozenset() if publication is None else publication.tables
-    unpublished = {relation.oid for relation in relations if relation.table not in published}
+    unpublished = {relation.oid for relation in relations if relation.source_table not in published}
     foreign = [one_line(table) for oid, _, table, *_, owner in found if not owner and oid in unpublished]
     if foreign:
         yield PrivilegeError(
@@ -450,7 +451,7 @@ def others_published(
         return []
     publication = read_publication(connection, pipeline.publication)
     names = frozenset() if publication is None else publication.tables
-    names -= {relation.table for relation in relations}
+    names -= {relation.source_table for relation in relations}
     if not names:
         return []
     with source_errors("listing published tables"):
