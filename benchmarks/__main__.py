@@ -49,6 +49,7 @@ LONG = (
     "scattered_uuid",
     "recent",
     "neighbors",
+    "verify_traffic",
     "catch_up",
     "by_hand",
     "cluster",
