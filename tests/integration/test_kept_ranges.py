@@ -17,9 +17,10 @@ from airflow_provider_pgrepl.replication.source.copy import copy_stream
 from airflow_provider_pgrepl.replication.source.copy.copy_stream import (
     CopiedRange,
     CopyRange,
-    is_unchanged,
+    checked_together,
     open_copy,
     plan_ranges,
+    unchanged,
 )
 from tests.conftest import closing_connection
 
@@ -53,11 +54,10 @@ class Snapshot:
         return {part.as_copied(len(found), self.xmin): found for part, found in rows if part.pages}
 
     def unchanged(self) -> list[CopiedRange]:
-        return [
-            part.copied
-            for part in self.ranges
-            if part.copied is not None and is_unchanged(self._dsn, self.name, part)
-        ]
+        groups = checked_together(self.ranges, 3)
+        found = [part for group in groups for part in unchanged(self._dsn, self.name, group)]
+        assert [part for group in groups for part in group] == [one for one in self.ranges if one.copied]
+        return [part.copied for part in found if part.copied is not None]
 
 
 @contextmanager

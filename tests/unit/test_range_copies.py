@@ -12,10 +12,15 @@ import pytest
 from airflow_provider_pgrepl.errors import PrivilegeError, SourceConnectionError, TableSnapshotError
 from airflow_provider_pgrepl.replication.lake.delta.parquet_writer import data_files
 from airflow_provider_pgrepl.replication.lake.snapshot.range_copy import CopyJob, RangeCopies, RangeOutcome
+from airflow_provider_pgrepl.replication.postgres.names import TableName
+from airflow_provider_pgrepl.replication.source.copy.copy_stream import CopyRange
 from tests.support.changes import work_of
 
 SCHEMA = pa.schema({"id": pa.int64()})
 ENDED = SourceConnectionError("terminating connection due to administrator command")
+
+
+RANGE = CopyRange(7, TableName("public", "t"), "", 1)
 
 
 class Keeper:
@@ -51,7 +56,7 @@ def test_ranges_begin_again_under_the_new_snapshot_without_a_pause(monkeypatch):
 
     monkeypatch.setattr(RangeCopies, "_try", attempt)
     monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("it has paused"))
-    ranges: Any = [None]
+    ranges = [RANGE]
     assert copies(Keeper(8)).run(ranges) == []
     assert seen == ["first", *(f"{left} left" for left in range(7, -1, -1))]
 
@@ -75,7 +80,7 @@ def test_files_of_a_copy_that_fails_are_deleted_and_no_others(monkeypatch, tmp_p
 
     monkeypatch.setattr(RangeCopies, "_try", attempt)
     failing = copies(SimpleNamespace(snapshot="", check=given_up), str(tmp_path))
-    ranges: Any = [None, None]
+    ranges = [RANGE, RANGE]
     with pytest.raises(type(error)):
         failing.run(ranges)
     assert [path.name for path in folder.iterdir()] == ["part-of-a-person.parquet"]
@@ -86,7 +91,7 @@ def test_range_copy_tries_lost_connection_four_times_and_missing_privilege_once(
     tried = list[object]()
     monkeypatch.setattr(RangeCopies, "_try", lambda *_: tried.append(1) or error)
     monkeypatch.setattr(time, "sleep", lambda _: None)
-    ranges: Any = [None]
+    ranges = [RANGE]
     with pytest.raises(type(error)):
         copies(Keeper(0)).run(ranges)
     assert len(tried) == tries

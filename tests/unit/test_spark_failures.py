@@ -79,6 +79,8 @@ def tried(trace: str, tasks: type[RangeTasks[Any]] = RangeCopies) -> PgReplError
         raise JavaError(trace)
 
     context = SimpleNamespace(
+        master="local[1]",
+        defaultParallelism=1,
         _jsc=SimpleNamespace(sc=lambda: SimpleNamespace(isStopped=lambda: False)),
         accumulator=lambda *_: SimpleNamespace(value=[]),
         parallelize=lambda *_: SimpleNamespace(foreach=fail),

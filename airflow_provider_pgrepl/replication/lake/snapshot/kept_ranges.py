@@ -1,7 +1,7 @@
 """Finished ranges of a table's copy, kept for the next copy of the table if this one does not end.
 
 A copy of hours can be killed, or lose its snapshot. The next one, at another snapshot, keeps the files of
-each range whose rows have not changed (`copy_stream.is_unchanged`), and copies the others. Records of the
+each range whose rows have not changed (`copy_stream.unchanged`), and copies the others. Records of the
 ranges are in the lake, `_pgrepl/copies/SCHEMA/TABLE/*.json`. They are deleted before the commit that adds
 their files, so that no file is added twice.
 

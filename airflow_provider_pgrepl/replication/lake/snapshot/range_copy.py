@@ -4,8 +4,10 @@ kept."""
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -27,7 +29,12 @@ from airflow_provider_pgrepl.replication.postgres.lsn import LSN
 from airflow_provider_pgrepl.replication.postgres.names import TableName
 from airflow_provider_pgrepl.replication.postgres.relation import Relation
 from airflow_provider_pgrepl.replication.settings.tables import TableOptions
-from airflow_provider_pgrepl.replication.source.copy.copy_stream import CopyRange, is_unchanged, open_copy
+from airflow_provider_pgrepl.replication.source.copy.copy_stream import (
+    CopyRange,
+    checked_together,
+    open_copy,
+    unchanged,
+)
 from airflow_provider_pgrepl.replication.source.copy.snapshot_holder import TableSnapshotHolder
 from airflow_provider_pgrepl.replication.spark.executors import IncompatibleHost, on_executor, result_of
 from airflow_provider_pgrepl.replication.spark.failures import (
@@ -141,13 +148,9 @@ class CopyJob:
     exported_at: datetime
 
     def copy(self, number: int, copy_range: CopyRange) -> RangeOutcome:
-        """Copy a range. The outcome has no files if an earlier copy of it has the same rows."""
+        """Copy a range."""
 
-        def work() -> list[WrittenFile] | None:
-            # If the check fails or takes too long, the range is copied, which reports an error that lasts.
-            with suppress(errors.SourceError):
-                if copy_range.copied is not None and is_unchanged(self.dsn, self.snapshot, copy_range):
-                    return None
+        def work() -> list[WrittenFile]:
             return write_range(
                 self.dsn,
                 self.snapshot,
@@ -280,7 +283,7 @@ class RangeTasks(Generic[Job]):
         pauses = iter(_PAUSES_S)
         while True:
             left = {number: part for number, part in enumerate(ranges) if number not in done}
-            error = self._try(left, done)
+            error = self._try(left, done) if left else None
             if error is None:
                 break
             self._keeper.check()
@@ -304,6 +307,17 @@ class RangeTasks(Generic[Job]):
             time.sleep(pause)
         self._keeper.check()
 
+    def _tasks(self, ranges: int) -> int:
+        """Return the number of tasks. An outcome arrives when its task ends, so that a kill loses what the
+        running tasks have copied: a task for each range loses the least.
+
+        On a cluster, whose number of cores may grow, only the number of tasks limits that of sessions.
+        """
+        context = self._spark.sparkContext
+        is_local = re.fullmatch(r"local(\[.*\])?", str(context.master)) is not None
+        has_few_cores = is_local and context.defaultParallelism <= self._sessions
+        return ranges if has_few_cores else min(ranges, self._sessions)
+
     def _try(self, left: Mapping[int, CopyRange], done: dict[int, RangeOutcome]) -> errors.PgReplError | None:
         """Copy the ranges that are left, and add the finished ones to `done`. Return the error of one that
         failed, or None."""
@@ -313,7 +327,7 @@ class RangeTasks(Generic[Job]):
         crash: errors.PgReplError | None = None
         table = self._job.relation.table
         try:
-            context.parallelize(list(left.items()), min(len(left), self._sessions)).foreach(
+            context.parallelize(list(left.items()), self._tasks(len(left))).foreach(
                 lambda part: gathered.add([copy(*part)])
             )
         except (Py4JJavaError, PySparkException) as error:
@@ -358,7 +372,7 @@ class RangeCopies(RangeTasks[CopyJob]):
         TableError if the tasks crash in every attempt. If this raises, the ranges are recorded in `kept`, or
         their files are deleted if that is not possible.
         """
-        done: dict[int, RangeOutcome] = {}
+        done = {number: RangeOutcome(number) for number in self._find_unchanged(ranges)}
         try:
             self._run(ranges, done)
         except BaseException:
@@ -369,6 +383,36 @@ class RangeCopies(RangeTasks[CopyJob]):
                 kept.leave(files)
             raise
         return [file for number in sorted(done) for file in _files(ranges[number], done[number].result, kept)]
+
+    def _find_unchanged(self, ranges: Sequence[CopyRange]) -> set[int]:
+        """Return the numbers of the ranges that an earlier copy has read, and whose rows are the same.
+
+        The server counts the rows of many ranges with one statement, and sends two numbers for each. A task
+        and a connection for each range take several times as long as that.
+        """
+        numbers = {id(one): number for number, one in enumerate(ranges)}
+        left, found = checked_together(ranges, self._sessions), set[int]()
+        while left:
+            failed = []
+            with ThreadPoolExecutor(self._sessions, "pgrepl-unchanged") as threads:
+                for group, same in zip(left, threads.map(self._unchanged, left), strict=True):
+                    failed += [group] if same is None else []
+                    for number in sorted(numbers[id(one)] for one in same or ()):
+                        found.add(number)
+                        self._finished(number, None)
+            if not failed or not self._keeper.renew():
+                break
+            # The keeper has lent its lock to a statement.
+            self._job = self._job.under(self._keeper.snapshot)
+            left = failed
+        return found
+
+    def _unchanged(self, group: Sequence[CopyRange]) -> list[CopyRange] | None:
+        """Return the ranges that are unchanged; None if the check fails or takes too long. They are copied
+        then, which reports an error that lasts."""
+        with suppress(errors.SourceError):
+            return unchanged(self._job.dsn, self._job.snapshot, group)
+        return None
 
 
 def _files(

@@ -347,17 +347,46 @@ def open_copy(dsn: str, snapshot: str, copy_range: CopyRange) -> Iterator[Binary
 
 
 def is_unchanged(dsn: str, snapshot: str, copy_range: CopyRange) -> bool:
-    """Return True if the range's rows at the snapshot are those that its earlier copy has read.
+    """Return True if the range's rows at the snapshot are those that its earlier copy has read."""
+    return unchanged(dsn, snapshot, [copy_range]) == [copy_range]
+
+
+def unchanged(dsn: str, snapshot: str, ranges: Sequence[CopyRange]) -> list[CopyRange]:
+    """Return those of these ranges of one leaf whose rows at the snapshot are those that their earlier copies
+    have read.
 
     A row version never changes. If all versions that are visible now were written by transactions that had
     ended before the earlier snapshot, that snapshot saw each of them as well, and if there are as many of
     them as it copied, it saw no others. A transaction that had begun, but not ended, counts as a change.
     Raises what `open_copy` raises.
     """
-    assert copy_range.copied is not None
-    with open_copy(dsn, snapshot, replace(copy_range, sql=_copied(copy_range.check))) as stream:
-        rows, older = map(int, stream.read().split(b","))
-    return rows == older == copy_range.copied.rows
+    checks = " UNION ALL ".join(
+        f"SELECT {place}, of_range.* FROM ({one.check}) AS of_range"  # noqa: S608 - no values
+        for place, one in enumerate(ranges)
+    )
+    with open_copy(dsn, snapshot, replace(ranges[0], sql=_copied(checks))) as stream:
+        counts = [tuple(map(int, line.split(b","))) for line in stream.read().splitlines()]
+    return [
+        ranges[place]
+        for place, rows, older in counts
+        if (copied := ranges[place].copied) is not None and rows == older == copied.rows
+    ]
+
+
+def checked_together(ranges: Sequence[CopyRange], at_once: int) -> list[list[CopyRange]]:
+    """Return the ranges that earlier copies have read, in groups to give to `unchanged`: at least `at_once`
+    groups if there are as many ranges."""
+    copied = [one for one in ranges if one.copied is not None]
+    # The server sends nothing until it has read all of a group.
+    most = min(_MOST_CHECKED_BYTES, sum(one.bytes for one in copied) // at_once)
+    groups: list[list[CopyRange]] = []
+    for one in copied:
+        last = groups[-1] if groups else []
+        if last and last[0].leaf_oid == one.leaf_oid and sum(part.bytes for part in last) + one.bytes <= most:
+            last.append(one)
+        else:
+            groups.append([one])
+    return groups
 
 
 def _connect(dsn: str, snapshot: str, copy_range: CopyRange) -> Connection:
